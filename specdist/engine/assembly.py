@@ -32,7 +32,7 @@ from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import LengthPolicy, PausingPolicy
+from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel
 from specdist.policies.payoff import ALONE, LEAST_SHARE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
@@ -222,7 +222,7 @@ class Assembly:
     def _may_skip(self, policy: LengthPolicy) -> bool:
         """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
         that a constraint forces are worth their verification in any round."""
-        return self.masker is None and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
+        return self.masker is None and not self.ahead.num_ahead and policy.is_for_batch
 
     def ngram_draft(self, costs: CostModel | None = None) -> NgramDraft:
         """N-gram lookup, in the process that verifies the candidates; ``costs`` as of :class:`NgramDraft`."""

@@ -1,12 +1,17 @@
-"""The interface of a length policy: after every token it decides whether to draft another for this sequence.
+"""The interface of a length policy: how long a sequence's block is, by what is known of its tokens so far.
 
-A policy may stop before a draw, or after a draw while keeping the token. It may never drop a drawn token that
+A policy may end a block before a draw, or after a token that it keeps. It may never drop a drawn token that
 it has seen: that would condition the kept tokens on their values and bias the output.
 
+It is asked for the lengths of blocks before the first token; and, if it uses what drawn tokens show, after
+every run of draft steps, for all tokens that the run has drawn. A length may depend on the tokens before it
+alone: what a run has drawn beyond it is dropped unseen. So however many steps a run has, the blocks are those
+of single steps.
+
 A trained head's estimate of a token comes from the draft's hidden state with that token as input, so from the
-pass that the next token is drawn from. A policy that needs the estimate of the last token decides after that
-pass and before the draw, so that no drawn token is dropped there either; a sequence that stops has run one
-pass without a draw. Of a head that reads the state that a token was drawn from, the estimate is among the
+pass that the next token is drawn from. A policy that needs the estimate of the last token ends a block after
+that pass and before the draw, so that no drawn token is dropped there either; a sequence that stops has run
+one pass without a draw. Of a head that reads the state that a token was drawn from, the estimate is among the
 token's features.
 
 What a policy remembers of a sequence from block to block is the sequence's *history*, a few numbers that the
@@ -16,57 +21,49 @@ draft keeps. A preempted sequence keeps its history and continues as if it had n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 
-from specdist.policies.options import HeadKind
-
-# R sequences, or branches of them; C tokens of several sequences, one after the other; H numbers of a
-# history. Features of a token: the fields of :class:`DraftFeatures`, of which a head's estimate is the last.
+HeadKind = Literal["acceptance", "verifier"]
+# R sequences, or branches of them; D tokens of each, one after the other; C tokens of several sequences, one
+# after the other; H numbers of a history. Features of a token: the fields of :class:`DraftFeatures`, of which
+# a head's estimate is the last.
 NUM_FEATURES = 4
 
 
 @dataclass(frozen=True)
 class DraftFeatures:
-    """What the draft knows of each sequence's last drawn token, and of the distribution that it came from.
+    """What the draft knows of drawn tokens, and of the distributions that they came from: arrays [C] or
+    [D, R].
 
-    Under greedy, where that distribution is one-hot, the softmax at temperature 1 takes its place. Features
-    that were not computed are NaN.
+    Under greedy, where a distribution is one-hot, the softmax at temperature 1 takes its place. Features that
+    were not computed are NaN.
 
     Attributes:
-        entropies_R: in nats.
-        probabilities_R: of the drawn token.
-        top_probabilities_R: of the likeliest token.
-        estimates_R: a trained head's estimates of the token, in [0, 1]; None without a head.
+        entropies: in nats.
+        probabilities: of the drawn token.
+        top_probabilities: of the likeliest token.
+        estimates: a trained head's estimates of the token, in [0, 1]; None without a head.
     """
 
-    entropies_R: np.ndarray
-    probabilities_R: np.ndarray
-    top_probabilities_R: np.ndarray
-    estimates_R: np.ndarray | None = None
+    entropies: np.ndarray
+    probabilities: np.ndarray
+    top_probabilities: np.ndarray
+    estimates: np.ndarray | None = None
 
     @staticmethod
-    def of_head(estimates_R: np.ndarray) -> DraftFeatures:
-        """The head's estimates alone."""
-        unknown_R = np.full(len(estimates_R), np.nan)
-        return DraftFeatures(unknown_R, unknown_R, unknown_R, estimates_R)
+    def unknown(*shape: int) -> DraftFeatures:
+        """None of them known."""
+        nothing = np.full(shape, np.nan)
+        return DraftFeatures(nothing, nothing, nothing)
 
     def stacked(self) -> np.ndarray:
-        """[4, R], in the order of the attributes."""
-        estimates_R = self.estimates_R
-        if estimates_R is None:
-            estimates_R = np.full(len(self.entropies_R), np.nan)
-        return np.stack([self.entropies_R, self.probabilities_R, self.top_probabilities_R, estimates_R])
-
-    def select(self, index: np.ndarray) -> DraftFeatures:
-        """Of some of the sequences."""
-        return DraftFeatures(
-            self.entropies_R[index],
-            self.probabilities_R[index],
-            self.top_probabilities_R[index],
-            None if self.estimates_R is None else self.estimates_R[index],
-        )
+        """[4, ...], in the order of the attributes."""
+        estimates = self.estimates
+        if estimates is None:
+            estimates = np.full(self.entropies.shape, np.nan)
+        return np.stack([self.entropies, self.probabilities, self.top_probabilities, estimates])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +96,13 @@ class DraftSequences:
             branch, which come after the slots. A new block begins with ``num_drafted`` 0.
         histories_RH: after the last resolved block, without the block that the target may still be verifying.
         num_drafted: tokens of the block so far, without one drafted ahead in the place of a next token.
-        features: of the last of them; None before the first, and for a policy that does not use features.
-        earlier_estimates_R: a trained head's, of the token before the last, for a policy that does not decide
-            after the pass over a token; None before the second token, and without a head.
+        features: [D, R], of the last D of them, which are those since the last question; None before the
+            first, and for a policy that does not use features.
+        earlier_estimates_DR: a trained head's, of the token before each of these, NaN where that is not of
+            the block. Only for a policy that does not need the estimate of the last token; None without a
+            head.
+        most_R: most tokens of each block, which ends earlier than the others' with a stop token, or where a
+            sequence has no room for more; None: no limit is known. Features beyond it are NaN.
         reach_R: probability that a branch will become its sequence's candidates; 1 for a sequence itself.
         round: the round for which is drafted.
     """
@@ -113,7 +114,14 @@ class DraftSequences:
     features: DraftFeatures | None
     reach_R: np.ndarray
     round: RoundContext
-    earlier_estimates_R: np.ndarray | None = None
+    earlier_estimates_DR: np.ndarray | None = None
+    most_R: np.ndarray | None = None
+
+    def up_to_first(self, goes_on_DR: np.ndarray, most: int) -> np.ndarray:
+        """[R]: lengths of blocks that end after the first of the last D tokens that is not to go on, and
+        otherwise with ``most`` tokens."""
+        first_R = self.num_drafted - len(goes_on_DR) + 1 + goes_on_DR.argmin(axis=0)
+        return np.where(goes_on_DR.all(axis=0), most, np.minimum(first_R, most))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,134 +143,76 @@ class VerifiedTokens:
     is_accepted_C: np.ndarray
 
 
-class LengthPolicy(Protocol):
-    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other sequences."""
+class LengthPolicy:
+    """Pure arithmetic: no tensors, no clock. A policy decides for each sequence alone, unless it is one for
+    the batch.
 
-    @property
-    def initial_history(self) -> tuple[float, ...]:
-        """The history [H] of a new sequence."""
-        ...
+    Attributes:
+        uses_features: whether lengths depend on features of drawn tokens.
+        reads_head: whether it needs a trained head's estimates, of the kind ``head_kind``: of the probability
+            of acceptance, or of whether a token is acceptable.
+        needs_last_estimate: whether a block ends by the estimate of its last token. Such a policy gets no
+            other features, unless the head gives its estimate with the draw.
+        is_for_batch: whether it decides for the whole batch, must know which sequences have ended, and learns
+            from all verified tokens. It must use features. Where it drafts nothing for any sequence, it need
+            not be asked for some rounds.
+    """
 
-    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        """[R, H]: the histories after these blocks."""
-        ...
+    uses_features: bool = False
+    reads_head: bool = False
+    head_kind: HeadKind | None = None
+    needs_last_estimate: bool = False
+    is_for_batch: bool = False
 
     @property
     def max_draft_tokens(self) -> int:
         """Most tokens of one block; pages for them are reserved beforehand."""
-        ...
+        raise NotImplementedError
 
     @property
-    def uses_features(self) -> bool:
-        """Whether it needs the features; on a GPU it is then asked after several steps."""
-        ...
-
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        """bool [R]: draft another token?"""
-        ...
-
-
-@runtime_checkable
-class BatchPolicy(LengthPolicy, Protocol):
-    """A policy that decides for the whole batch, and learns from all of it. It must use features."""
+    def looks_at_tokens(self) -> bool:
+        """Whether lengths depend on drawn tokens; on a GPU it is then asked after several steps."""
+        return self.uses_features or self.reads_head
 
     @property
-    def reads_head(self) -> bool:
-        """Whether it also needs a head's estimates, of all tokens that a pass was run over."""
-        ...
+    def initial_history(self) -> tuple[float, ...]:
+        """The history [H] of a new sequence."""
+        return ()
 
-    def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
-    ) -> np.ndarray:
-        """[R]: how many of each sequence's tokens drafted ahead go into the target's next pass.
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        """[R, H]: the histories after these blocks."""
+        return blocks.histories_RH
 
-        The others are kept and verified later. ``features``: of all these tokens, sequence after
-        sequence. ``round``: its pass, without these tokens.
-        """
-        ...
-
-    def observe_tokens(self, tokens: VerifiedTokens) -> None:
-        """Learn from verified tokens."""
-        ...
-
-
-@runtime_checkable
-class RunPolicy(BatchPolicy, Protocol):
-    """A policy that can be asked after many steps at once."""
-
-    def num_unanimous(self, rows: DraftSequences, features: DraftFeatures) -> int:
-        """After how many steps, from the first on, all sequences go on: what :meth:`wants_more` would have
-        answered after each of these, and with the same effects on what it remembers. It may say fewer. After
-        the next one it is to be asked by itself.
-
-        Args:
-            rows: as they are after the first step, without features.
-            features: of the tokens of all steps, one step after the other.
-        """
-        ...
-
-
-@runtime_checkable
-class BlockPolicy(BatchPolicy, Protocol):
-    """A policy that chooses the lengths of blocks of which all distributions are known before anything is
-    drawn."""
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        """int [R]: most tokens of each block, by what is known so far. A block that has more already ends
+        there, and the tokens after it count as never drawn; one that has as many ends."""
+        raise NotImplementedError
 
     def num_to_draw(self, rows: DraftSequences, confidences_RB: np.ndarray) -> np.ndarray:
-        """[R]: how many tokens of each block to draw, all of which are verified.
+        """[R]: how many tokens of each block of a block drafter to draw, all of which are verified. For a
+        policy for the batch.
 
         Args:
-            rows: those for which :meth:`wants_more` has said that a pass over their blocks pays.
+            rows: those for which :meth:`wants` has said that a pass over their blocks pays.
             confidences_RB: of every place, in [0, 1]: what is known of its token before any is drawn, the
                 probability of the likeliest one, or a trained head's estimate. They come back as estimates of
                 verified tokens.
         """
-        ...
+        return np.full(len(rows.slots_R), confidences_RB.shape[1])
 
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
+    ) -> np.ndarray:
+        """[R]: how many of each sequence's tokens drafted ahead go into the target's next pass. For a policy
+        for the batch.
 
-@runtime_checkable
-class PausingPolicy(BatchPolicy, Protocol):
-    """A policy that drafts nothing for any sequence where nothing pays, and need not be asked for some rounds
-    then."""
+        The others are kept and verified later. ``features``: of all these tokens, sequence after
+        sequence. ``round``: its pass, without these tokens.
+        """
+        return lengths_R
+
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        """Learn from verified tokens. For a policy for the batch."""
 
     def note_pause(self, num_rounds: int) -> None:
-        """Rounds have passed in which nothing was drafted."""
-        ...
-
-
-@runtime_checkable
-class HeadPolicy(LengthPolicy, Protocol):
-    """A policy that gets a trained head's estimates of the tokens of the block.
-
-    With ``needs_last_estimate`` it decides when the estimate of the last token is known, and finds it among
-    the features; before the first token it decides without. Else it decides as others do, and gets the
-    estimate of the token before the last.
-    """
-
-    @property
-    def needs_last_estimate(self) -> bool: ...
-
-    @property
-    def head_kind(self) -> HeadKind:
-        """What the head must estimate: the probability of acceptance, or whether a token is acceptable."""
-        ...
-
-
-def needs_last_estimate(policy: LengthPolicy) -> bool:
-    """Whether it needs a head's estimate of the last token."""
-    return isinstance(policy, HeadPolicy) and policy.needs_last_estimate
-
-
-def reads_head(policy: LengthPolicy) -> bool:
-    """Whether the policy needs a draft with a trained head."""
-    return isinstance(policy, HeadPolicy) or (isinstance(policy, BatchPolicy) and policy.reads_head)
-
-
-class WithoutHistory:
-    """Mix-in for a policy without histories."""
-
-    @property
-    def initial_history(self) -> tuple[float, ...]:
-        return ()
-
-    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        return blocks.histories_RH
+        """Rounds have passed in which nothing was drafted. For a policy for the batch."""

@@ -12,12 +12,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
+from specdist.policies.base import HeadKind, LengthPolicy
 from specdist.policies.references import Reference
 from specdist.utils.rules import Rule, within
 
-HeadKind = Literal["acceptance", "verifier"]
 # Values to try, by option.
 Grid = Mapping[str, Sequence[float]]
 # First lengths to try, for policies that adapt theirs.
@@ -54,8 +54,8 @@ def shared_option(info: OptionInfo) -> Any:
     return dataclasses.field(default=info.default, metadata={"option": info})
 
 
-class RegisteredPolicy:
-    """What a policy's class declares.
+class RegisteredPolicy(LengthPolicy):
+    """A policy with a name, and what its class declares.
 
     Attributes:
         name: its ``--policy``.
@@ -64,8 +64,7 @@ class RegisteredPolicy:
         grid: values to try for its options; other options keep their defaults.
         needs_costs: it uses the costs of passes, which are measured before the run.
         own_options: the options of a class that is not a dataclass.
-        optional_head: the kind of trained head that it can use. (A policy that needs a head is a
-            :class:`specdist.policies.base.HeadPolicy`.)
+        optional_head: the kind of trained head that it can use, where it needs none.
     """
 
     name: ClassVar[str]
@@ -75,7 +74,6 @@ class RegisteredPolicy:
     needs_costs: ClassVar[bool] = False
     own_options: ClassVar[Mapping[str, OptionInfo]] = {}
     optional_head: ClassVar[HeadKind | None] = None
-    uses_features: ClassVar[bool]
 
 
 def options_of(policy_class: Any) -> dict[str, OptionInfo]:

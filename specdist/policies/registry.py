@@ -47,11 +47,11 @@ OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
 OPTION_NAMES = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
 # The kind of trained head that policies with a head read; and the policies that need one.
 HEAD_KINDS: Mapping[str, HeadKind] = {
-    name: getattr(policy, "head_kind", policy.optional_head)
+    name: policy.head_kind or policy.optional_head
     for name, policy in POLICIES.items()
-    if hasattr(policy, "head_kind") or policy.optional_head
+    if policy.head_kind or policy.optional_head
 }
-HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if hasattr(policy, "head_kind"))
+HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if policy.head_kind)
 
 
 def owners_of(option: str) -> dict[str, OptionInfo]:

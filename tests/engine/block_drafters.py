@@ -144,8 +144,8 @@ class WatchedGoodput(Goodput):
         return super().num_to_draw(rows, confidences_RB)
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
-        assert tokens.features.estimates_R is not None
-        estimates = tokens.features.estimates_R.tolist()
+        assert tokens.features.estimates is not None
+        estimates = tokens.features.estimates.tolist()
         self.verified += list(zip(tokens.depths_C.tolist(), estimates, strict=True))
         super().observe_tokens(tokens)
 

@@ -35,7 +35,7 @@ from specdist.models.files.checkpoint import keeps_states
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import FixedLength, LengthPolicy, reads_head
+from specdist.policies import FixedLength, LengthPolicy
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
@@ -141,7 +141,7 @@ class Harness:
         self.runners = [paged_runner(target, acceleration, device=device)]
         if draft is not None:
             self.runners.append(
-                paged_runner(draft, acceleration, head, device, reads_head=reads_head(self.policy))
+                paged_runner(draft, acceleration, head, device, reads_head=self.policy.reads_head)
             )
         self.trusts_draft = trusts_draft
         self.is_traced = is_traced

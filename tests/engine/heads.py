@@ -1,14 +1,12 @@
-"""Heads for tests: random, constant, and as unpredictable as random numbers."""
+"""Heads for tests: random and constant."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specdist.models.heads.head import TokenHead
 from specdist.models.heads.info import HiddenState
-from specdist.models.passes.hidden import HiddenStateHead
 
 
 def random_head(
@@ -41,20 +39,3 @@ def constant_head(model: PreTrainedModel, logit: float, hidden_state: HiddenStat
         head.output.weight.zero_()
         head.output.bias.fill_(logit)
     return head.requires_grad_(False)
-
-
-class NoiseHead(HiddenStateHead):
-    """Estimates in random order that are spread evenly over (0, 1), hundred by hundred: the same ones on any
-    machine, call by call, whatever the hidden states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._generator, self._left = torch.Generator().manual_seed(5), torch.zeros(0)
-
-    def forward(self, hidden_NH: Tensor, features_3N: Tensor | None = None) -> Tensor:
-        del features_3N
-        while len(self._left) < len(hidden_NH):
-            hundred = (torch.randperm(100, generator=self._generator) + 0.5) / 100
-            self._left = torch.cat([self._left, hundred])
-        estimates_N, self._left = self._left[: len(hidden_NH)], self._left[len(hidden_NH) :]
-        return torch.logit(estimates_N)

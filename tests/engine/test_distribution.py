@@ -58,16 +58,22 @@ AHEAD: list[dict[str, Any]] = [
     {"num_ahead_tokens": 4},
     {"num_ahead_tokens": 4, "num_branches": 2},
 ]
+# Every length and shape of a round with plain draws, and with one of the other settings.
+TURNS = [
+    (1, "plain"), (3, "plain"), (8, "plain"), (3, "filtered"), (8, "top-k"), (1, "coupled"), (3, "coupled"),
+    (8, "coupled, filtered"),
+]  # fmt: skip
+ROUNDS_AHEAD = [
+    (1, 0, "plain"), (4, 0, "plain"), (2, 1, "plain"), (4, 3, "plain"), (4, 3, "filtered"), (4, 0, "top-k"),
+    (1, 0, "coupled"), (2, 1, "coupled"), (4, 3, "coupled, filtered"),
+]  # fmt: skip
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 
 
-@every_setting
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
-def test_synchronous_drafting_follows_the_target_s_distribution(
-    num_draft_tokens: int, settings: SamplingSettings
-) -> None:
-    replica = markov_replica(settings, num_draft_tokens=num_draft_tokens)
+@pytest.mark.parametrize(("num_draft_tokens", "name"), TURNS)
+def test_synchronous_drafting_follows_the_target_s_distribution(num_draft_tokens: int, name: str) -> None:
+    replica = markov_replica(SETTINGS[name], num_draft_tokens=num_draft_tokens)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
@@ -75,12 +81,11 @@ def test_synchronous_drafting_follows_the_target_s_distribution(
     assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
 
 
-@every_setting
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(1, 0), (4, 0), (2, 1), (4, 3)])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches", "name"), ROUNDS_AHEAD)
 def test_asynchronous_drafting_follows_the_target_s_distribution(
-    num_ahead_tokens: int, num_branches: int, settings: SamplingSettings
+    num_ahead_tokens: int, num_branches: int, name: str
 ) -> None:
-    replica = markov_replica(settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
+    replica = markov_replica(SETTINGS[name], num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
@@ -126,10 +131,13 @@ def test_preemption_does_not_bias_the_output(ahead: dict[str, int]) -> None:
     assert replica.stats_recorder.close_shard(0).num_preemptions > 5
 
 
-@every_setting
-@every_mode
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [(PLAIN, AHEAD[0]), (COUPLED, AHEAD[0]), (FILTERED, AHEAD[1]), (TOP_K, AHEAD[2]), (PLAIN, AHEAD[2]),
+     (COUPLED_FILTERED, AHEAD[2])],
+)  # fmt: skip
 def test_a_draft_that_is_the_target_is_accepted_always(
-    ahead: dict[str, int], settings: SamplingSettings
+    settings: SamplingSettings, ahead: dict[str, int]
 ) -> None:
     """Detects a draft whose cache does not match its row: it would draw other tokens."""
     replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_num_seqs=50, **ahead)

@@ -7,7 +7,7 @@ and no test of the output detects it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import torch
 
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.policies import DraftSequences, FixedLength, WithoutHistory
+from specdist.policies import DraftSequences, FixedLength, LengthPolicy
 from specdist.policies.payoff import SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
@@ -25,21 +25,20 @@ from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES
 
 GREEDY = SamplingSettings(temperature=0.0)
+AHEAD: list[dict[str, int]] = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}]
 
 
 @dataclass
-class Pausing(WithoutHistory):
+class Pausing(LengthPolicy):
     """Drafts nothing every third time: the cache of a row then lacks several tokens, with rejected ones in
     their positions."""
 
     max_draft_tokens: int = 3
-    uses_features: ClassVar[bool] = False
     _num_bursts: int = 0
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        self._num_bursts += rows.num_drafted == 0
-        is_pause = self._num_bursts % 3 == 0
-        return np.full(len(rows.slots_R), not is_pause and rows.num_drafted < self.max_draft_tokens)
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        self._num_bursts += 1
+        return np.full(len(rows.slots_R), self.max_draft_tokens if self._num_bursts % 3 else 0)
 
 
 class EverySequence(CheckedDraft):
@@ -63,14 +62,14 @@ class Cached(CheckedReplica):
     checks = EverySequence
 
 
-@pytest.mark.parametrize("settings", [GREEDY, PLAIN, FILTERED], ids=["greedy", "plain", "filtered"])
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 @pytest.mark.parametrize(
-    "ahead", [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}], ids=MODES
+    ("settings", "num_pages", "pauses"),
+    [(GREEDY, 1000, True), (GREEDY, 24, False), (PLAIN, 24, True), (FILTERED, 1000, False)],
+    ids=["greedy, roomy, pausing", "greedy, tight", "plain, tight, pausing", "filtered, roomy"],
 )
-@pytest.mark.parametrize("num_pages", [1000, 24], ids=["roomy", "tight"])
-@pytest.mark.parametrize("pauses", [False, True], ids=["fixed", "pausing"])
 def test_the_cache_of_every_row_is_what_the_draft_assumes(
-    pauses: bool, num_pages: int, ahead: dict[str, Any], settings: SamplingSettings
+    settings: SamplingSettings, num_pages: int, pauses: bool, ahead: dict[str, Any]
 ) -> None:
     policy = Pausing() if pauses else FixedLength(3)
     replica = markov_replica(

@@ -8,7 +8,7 @@ import torch
 
 from specdist.engine.draft.steps.draft_runs import LONGEST_RUN, RunLengths
 from specdist.engine.draft.steps.draft_steps import taking_part
-from specdist.policies import DraftSequences, WithoutHistory
+from specdist.policies import DraftSequences, LengthPolicy
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
@@ -18,7 +18,7 @@ NUM_DRAFT_TOKENS = 4
 
 
 @dataclass
-class Spy(WithoutHistory):
+class Spy(LengthPolicy):
     """Stops after a token of low probability, and records its arguments."""
 
     threshold: float = 0.0
@@ -26,12 +26,11 @@ class Spy(WithoutHistory):
     uses_features: bool = True
     asked: list[DraftSequences] = field(default_factory=list)
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+    def wants(self, rows: DraftSequences) -> np.ndarray:
         self.asked.append(rows)
-        wants = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
-        if rows.features is not None:
-            wants &= rows.features.probabilities_R >= self.threshold
-        return wants
+        if rows.features is None:
+            return np.full(len(rows.slots_R), self.max_draft_tokens)
+        return rows.up_to_first(rows.features.probabilities >= self.threshold, self.max_draft_tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
@@ -61,7 +60,7 @@ def test_features_are_those_of_the_distribution_each_token_was_drawn_from(temper
         if 0 < index % (NUM_DRAFT_TOKENS + 1) < NUM_DRAFT_TOKENS
     ]
     found = [
-        (float(f.entropies_R[0]), float(f.probabilities_R[0]), float(f.top_probabilities_R[0])) for f in told
+        [float(each[0, 0]) for each in (f.entropies, f.probabilities, f.top_probabilities)] for f in told
     ]
     # The last token of a completion cannot be a candidate.
     np.testing.assert_allclose(found, expected[: 2 * (NUM_DRAFT_TOKENS - 1)], atol=1e-5)

@@ -35,6 +35,7 @@ from tests.engine.test_identity import outcome
 from tests.models.families import noisy_copy, tiny_model
 
 TARGET, DRAFT = 0, 1
+NAN, INF = float("nan"), float("inf")
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
@@ -252,16 +253,18 @@ def check_bad_rows(
     return num_bad
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL, SamplingSettings(top_k=9)],
-                         ids=["greedy", "top-p", "gumbel", "top-k"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [(GREEDY, NAN), (GREEDY, INF), (SAMPLED, INF), (GUMBEL, NAN), (SamplingSettings(top_k=9), NAN)],
+    ids=["greedy", "greedy, inf", "top-p, inf", "gumbel", "top-k"],
+)
 @pytest.mark.parametrize(("has_draft", "num_ahead_tokens"), [(False, 0), (True, 0), (True, 4)],
                          ids=["alone", "none", "asynchronous"])  # fmt: skip
 def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
-    value: float,
     settings: SamplingSettings,
+    value: float,
     has_draft: bool,
     num_ahead_tokens: int,
 ) -> None:

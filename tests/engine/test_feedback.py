@@ -12,6 +12,7 @@ import pytest
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.draft_steps import Drafting
 from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import (
@@ -19,9 +20,9 @@ from specdist.policies import (
     DraftSequences,
     FixedLength,
     HfHeuristic,
+    LengthPolicy,
     RoundContext,
     VerifiedTokens,
-    WithoutHistory,
 )
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
@@ -31,29 +32,24 @@ REPLY, LEARN, DRAFT, GIVE, RECEIVE = "reply", "learn", "draft", "give", "receive
 
 
 @dataclass
-class Noting(WithoutHistory):
+class Noting(LengthPolicy):
     """Drafts as much as it may, and notes what it is asked and told."""
 
     max_draft_tokens: int = 3
-    uses_features: bool = True
-    reads_head: bool = False
     events: list[str] = field(default_factory=list)
     num_verified: int = 0
+    uses_features = True
+    is_for_batch = True
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+    def wants(self, rows: DraftSequences) -> np.ndarray:
         if rows.num_drafted == 0:
             self.events.append(DRAFT)
-        return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
-
-    def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
-    ) -> np.ndarray:
-        return lengths_R
+        return np.full(len(rows.slots_R), self.max_draft_tokens)
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
         if len(tokens.depths_C):
             # Of every token, also one in whose place the target's own stands by now.
-            assert np.isfinite(tokens.features.entropies_R).all()
+            assert np.isfinite(tokens.features.entropies).all()
             self.num_verified += len(tokens.depths_C)
             self.events.append(LEARN)
 
@@ -94,13 +90,13 @@ def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest
     policy = Noting()
     give, receive = DraftLoop._give, DraftLoop._receive
 
-    def noted_give(self: DraftLoop, *arguments: Any) -> Any:
-        policy.events.append(GIVE)
-        return give(self, *arguments)
+    def noted_give(self: DraftLoop, drafting: Drafting) -> None:
+        give(self, drafting)
+        policy.events.extend([GIVE] * bool(drafting.given))
 
-    def noted_receive(self: DraftLoop, *arguments: Any) -> Any:
+    def noted_receive(self: DraftLoop, drafting: Drafting) -> Any:
         policy.events.append(RECEIVE)
-        return receive(self, *arguments)
+        return receive(self, drafting)
 
     monkeypatch.setattr(DraftLoop, "_give", noted_give)
     monkeypatch.setattr(DraftLoop, "_receive", noted_receive)
@@ -128,7 +124,7 @@ def test_a_draft_learns_of_every_round_before_the_policy_is_asked_also_without_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy, learned = HoldingBack(max_draft_tokens=6), []
-    draft, wants_more = DraftWorker.prefill_and_draft_ahead, policy.wants_more
+    draft, wants = DraftWorker.prefill_and_draft_ahead, policy.wants
     workers: list[DraftWorker] = []
 
     def noted(self: DraftWorker, request: ProposalRequest) -> None:
@@ -137,10 +133,10 @@ def test_a_draft_learns_of_every_round_before_the_policy_is_asked_also_without_a
 
     def asked(rows: DraftSequences) -> np.ndarray:
         learned.extend(worker._feedback._verified is None for worker in workers[-1:])
-        return wants_more(rows)
+        return wants(rows)
 
     monkeypatch.setattr(DraftWorker, "prefill_and_draft_ahead", noted)
-    monkeypatch.setattr(policy, "wants_more", asked)
+    monkeypatch.setattr(policy, "wants", asked)
     settings = SamplingSettings(temperature=1.0)
     replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=6, max_new_tokens=60, settings=settings)
     replica.generate(requests_for([[1, 2, 3]]))

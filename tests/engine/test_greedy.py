@@ -1,5 +1,7 @@
 """Greedy output is token-identical to transformers' own generate."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,22 @@ from tests.models.tape import TapeCapturer
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "gpt_neo", "mistral")
 MAX_NEW_TOKENS = 24
 MODES = ["none", "asynchronous", "branches"]
+AHEAD = dict(zip(MODES, ((0, 0), (5, 0), (5, 3)), strict=True))
+KINDS = ["ragged", "static", "replayed"]
+# Every family meets every mode and every kind of pass, and these meet each other.
+CASES = [
+    (family, mode, KINDS[(number + place) % len(KINDS)])
+    for number, family in enumerate(FAMILIES)
+    for place, mode in enumerate(MODES)
+]
 
 
 def prompts_of_lengths(*lengths: int) -> list[list[int]]:
     generator = np.random.default_rng(7)
     return [generator.integers(2, VOCAB_SIZE, size=length).tolist() for length in lengths]
+
+
+PROMPTS = prompts_of_lengths(3, 17, 9, 31, 1, 12)
 
 
 def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> list[int]:
@@ -33,20 +46,23 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (5, 0), (5, 3)], ids=MODES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers_with_a_draft_that_often_misses(
-    family: str, num_ahead_tokens: int, num_branches: int, kind_of_pass: str
-) -> None:
+@cache
+def answers(family: str) -> tuple[int, list[list[int]]]:
+    """A stop token from the middle of one answer, so that rows end inside blocks, at different times; and the
+    answers with it."""
     target = tiny_model(family)
+    eos = reference(target, PROMPTS[1], None)[10]
+    return eos, [reference(target, prompt, eos) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("family", "mode", "kind_of_pass"), CASES)
+def test_greedy_tokens_are_those_of_transformers_with_a_draft_that_often_misses(
+    family: str, mode: str, kind_of_pass: str
+) -> None:
+    target, (num_ahead_tokens, num_branches) = tiny_model(family), AHEAD[mode]
     # The norms of Gemma 2 absorb the noise that makes the draft of another family miss.
     draft = noisy_copy(target, scale=0.06 if family == "gemma2" else 0.02)
-    prompts = prompts_of_lengths(3, 17, 9, 31, 1, 12)
-    free_running = [reference(target, prompt, None) for prompt in prompts]
-    # A token from the middle of one answer as the stop token: rows end inside blocks, at different times.
-    eos = free_running[1][10]
-    expected = [reference(target, prompt, eos) for prompt in prompts]
+    eos, expected = answers(family)
     replica = Harness(
         target,
         draft,
@@ -61,7 +77,7 @@ def test_greedy_tokens_are_those_of_transformers_with_a_draft_that_often_misses(
             capturer=TapeCapturer() if kind_of_pass == "replayed" else None,
         ),
     )
-    completions = replica.generate(requests_for(prompts))
+    completions = replica.generate(requests_for(PROMPTS))
     assert [completion.token_ids for completion in completions] == expected
     assert any(len(ids) < MAX_NEW_TOKENS for ids in expected)
     stats = replica.stats_recorder.close_shard(0)

@@ -19,7 +19,6 @@ from specdist.policies import payoff
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, markov_pair
 from tests.engine.sampled import FILTERED, PLAIN, markov_replica
 from tests.engine.scripted import Scripted
 
@@ -199,12 +198,3 @@ def test_prompts_alone_end_no_skipping(asked: list[int]) -> None:
     replica = markov_replica(GREEDY, policy=Scripted([0]), max_num_seqs=1)
     replica.generate(requests_for(PROMPTS))
     assert asked == [0, 1]
-
-
-def test_a_draft_equal_to_its_target_has_every_token_accepted() -> None:
-    """Whatever it has put off: its distributions are then the target's."""
-    target = MarkovModel(markov_pair()[0].logits_VVV)
-    replica = markov_replica(PLAIN, pair=(target, target), policy=Scripted([0, 2, 0, 0, 3]), max_num_seqs=6)
-    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_misses == 0 and stats.num_accepted_tokens > 50

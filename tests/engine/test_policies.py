@@ -7,14 +7,12 @@ The thresholds are such that on these models blocks have many lengths.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
-from specdist.engine.draft.steps import draft_loop
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -31,8 +29,8 @@ from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FEWER_SAMPLES, markov_replica, p_values
 from tests.engine.test_coupling import COUPLED
-from tests.engine.test_greedy import MAX_NEW_TOKENS, MODES, prompts_of_lengths, reference
-from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.engine.test_identity import SAMPLED, check_preempted
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 6
@@ -60,11 +58,16 @@ def policies_by_name(
 POLICIES = policies_by_name(stop_probability=0.12, stop_root_entropy=1.75, stop_bound=0.2)
 SMALL_POLICIES = policies_by_name(stop_probability=0.4, stop_root_entropy=1.0, stop_bound=0.5)
 every_policy = pytest.mark.parametrize("name", POLICIES)
-every_mode = pytest.mark.parametrize(
-    "ahead",
-    [{}, {"num_ahead_tokens": CAP + 1}, {"num_ahead_tokens": CAP + 1, "num_branches": 2}],
-    ids=MODES,
-)
+AHEAD: dict[str, dict[str, int]] = {
+    "none": {},
+    "branches": {"num_ahead_tokens": CAP + 1, "num_branches": 2},
+}
+every_mode = pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
+# Ahead no policy changes a token, as is tested below: of those that look at tokens, each kind once.
+CASES = [
+    *(("none", name) for name in POLICIES),
+    *(("branches", name) for name in ("confidence", "gammatune_plus")),
+]
 
 
 def num_lengths(stats: Stats) -> int:
@@ -72,28 +75,18 @@ def num_lengths(stats: Stats) -> int:
     return int(np.count_nonzero(stats.draft_length_histogram[1:]))
 
 
-@every_policy
-@every_mode
-def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, int]) -> None:
+@pytest.mark.parametrize(("mode", "name"), CASES)
+def test_output_follows_the_target_s_distribution(mode: str, name: str) -> None:
     """A policy looks at drawn tokens before it stops: each of them has to be kept.
 
     24,000 tokens. With the token after which confidence stops thrown away, p is 0 (below 1e-300).
     """
-    replica = markov_replica(policy=SMALL_POLICIES[name], **ahead)
+    replica = markov_replica(policy=SMALL_POLICIES[name], **AHEAD[mode])
     found = p_values(replica, markov_pair()[0], FEWER_SAMPLES)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
     assert num_lengths(stats) > 1
-
-
-def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: Any) -> None:
-    """The tokens are those of transformers, and blocks have several lengths."""
-    replica = Harness(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
-                      max_num_seqs=3, **options)  # fmt: skip
-    completions = replica.generate(requests_for(prompts))
-    assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
-    assert num_lengths(replica.stats_recorder.close_shard(0)) > 1
 
 
 def check_coupled(**options: Any) -> None:
@@ -109,26 +102,19 @@ def check_coupled(**options: Any) -> None:
 
 @every_policy
 @every_mode
-def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
-    check_greedy(tiny_model("llama"), prompts_of_lengths(3, 17, 9, 31), policy=POLICIES[name], **ahead)
-
-
-@every_policy
-@every_mode
 def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
     check_coupled(policy=POLICIES[name], **ahead)
 
 
 @dataclass(frozen=True)
-class Countdown:
+class Countdown(LengthPolicy):
     """Blocks of five tokens, three, one, four, two, and so on: a length tells how many blocks came before."""
 
     max_draft_tokens: int = CAP
-    uses_features: ClassVar[bool] = False
-    initial_history: ClassVar[tuple[float, ...]] = (5.0,)
+    initial_history = (5.0,)
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        return rows.num_drafted < rows.histories_RH[:, 0]
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        return rows.histories_RH[:, 0].astype(np.int64)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         return (blocks.histories_RH + 2) % 5 + 1
@@ -178,24 +164,3 @@ def test_a_draft_that_is_the_target_is_accepted_always(name: str, ahead: dict[st
     stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0
-
-
-@pytest.mark.parametrize("ahead", [{}, {"num_ahead_tokens": 8, "num_branches": 2}], ids=["turns", "ahead"])
-def test_a_constant_length_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, ahead: dict[str, int]) -> None:
-    """Where a device is given several steps at a time: blocks are as long, even if there is room for more."""
-    target = tiny_model("llama", seed=3)
-
-    def generated(policy: FixedLength) -> tuple[list[list[int]], dict[str, Any]]:
-        replica = Harness(target, noisy_copy(target), policy=policy, settings=SAMPLED, **ahead)
-        found = [c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 11)))]
-        stats = replica.stats_recorder.close_shard(0)
-        return found, {"drafted": stats.num_draft_tokens, "steps": stats.num_draft_row_steps}
-
-    class Asked(FixedLength):
-        pass
-
-    expected = generated(Asked(3))
-    monkeypatch.delattr(FixedLength, "wants_more")
-    for waits in (True, False):
-        monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_, waits=waits: waits)
-        assert generated(FixedLength(3)) == expected

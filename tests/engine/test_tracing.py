@@ -32,14 +32,13 @@ def replica(
     *,
     is_traced: bool = True,
     policy: str = "fixed",
-    same_model: bool = False,
     stop: Sequence[str] = (),
     **options: int,
 ) -> Harness:
     made: LengthPolicy = FixedLength(4) if policy == "fixed" else goodput(SETTINGS[sampling])
     return Harness(
         TARGET,
-        TARGET if same_model else DRAFT,
+        DRAFT,
         policy=made,
         settings=SETTINGS[sampling],
         eos=[7],
@@ -84,8 +83,10 @@ def check_against_statistics(traced: Harness, completions: list[Completion]) -> 
     assert sum(token.is_verified for token in tokens) == num_accepted + stats.num_misses
 
 
-@pytest.mark.parametrize("policy", ["fixed", "goodput"])
-@pytest.mark.parametrize("sampling", list(SETTINGS))
+@pytest.mark.parametrize(
+    ("sampling", "policy"),
+    [("greedy", "fixed"), ("gumbel", "goodput"), ("rejection", "fixed"), ("rejection", "goodput")],
+)
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_tracing_changes_nothing_and_agrees_with_the_statistics(
     ahead: dict[str, int], sampling: str, policy: str
@@ -121,21 +122,6 @@ def test_traced_acceptance_is_the_ratio_of_both_models_probabilities(
         probabilities |= {token.acceptance_probability for token in completion.trace}
     # None: after a next token that ended its row.
     assert len(probabilities - {None}) > 20 if sampling == "rejection" else {0, 1} <= probabilities
-
-
-@pytest.mark.parametrize("sampling", list(SETTINGS))
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_a_draft_that_is_the_target_is_always_accepted(ahead: dict[str, int], sampling: str) -> None:
-    tokens = [
-        token
-        for completion in replica(sampling, same_model=True, **ahead).generate(requests_for(PROMPTS))
-        for token in completion.trace
-        if token.acceptance_probability is not None
-    ]
-    assert len(tokens) > 50
-    assert all(token.acceptance_probability == pytest.approx(1, abs=1e-4) for token in tokens)
-    assert all(token.is_accepted == token.is_verified for token in tokens)
-    assert all(token.is_verified for token in tokens)
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from specdist.engine.draft.steps.draft_runs import RunLengths
-from specdist.policies import DraftFeatures, DraftSequences, Goodput, LengthPolicy
+from specdist.policies import Goodput, LengthPolicy, RoundContext
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.gpu.check_engine import ALL_POLICIES, HEAD_POLICIES, POLICIES
@@ -82,19 +82,13 @@ def _noting(policy: LengthPolicy, asked: list[list[Any]]) -> LengthPolicy:
     if isinstance(policy, Goodput):
         questions: list[Any] = []
         asked.append(questions)
-        answer = policy.wants_more
+        plan = policy._sequences_that_pay
 
-        def wants_more(rows: DraftSequences) -> np.ndarray:
-            questions.append((rows.num_drafted, rows.slots_R.tolist()))
-            return answer(rows)
+        def noted(
+            round: RoundContext, slots_A: np.ndarray, survival_A: np.ndarray, length: int
+        ) -> np.ndarray:
+            questions.append((length, slots_A.tolist()))
+            return plan(round, slots_A, survival_A, length)
 
-        answer_at_once = policy.num_unanimous
-
-        def num_unanimous(rows: DraftSequences, features: DraftFeatures) -> int:
-            found = answer_at_once(rows, features)
-            questions.extend((rows.num_drafted + step, rows.slots_R.tolist()) for step in range(found))
-            return found
-
-        policy.wants_more = wants_more  # type: ignore[method-assign]
-        policy.num_unanimous = num_unanimous  # type: ignore[method-assign]
+        policy._sequences_that_pay = noted  # type: ignore[method-assign]
     return policy

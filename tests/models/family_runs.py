@@ -48,7 +48,7 @@ from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
 from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.loading import loading
-from specdist.policies.base import DraftSequences
+from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.lengths.counted import HfHeuristic
 from specdist.utils.errors import UserError
 from tests.forked import World, started_world
@@ -163,7 +163,8 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
     requests = [Request(row_id=row, sample_index=0, prompt_ids=ids) for row, ids in enumerate(prompts())]
     rules = StopRules(NO_TEXT, models.target.stop_token_ids())
     recorder = StatsRecorder()
-    with mock.patch.object(HfHeuristic, "wants_more", EveryLength()):
+    lengths = EveryLength()
+    with mock.patch.multiple(HfHeuristic, wants=lengths.wants, next_histories=lengths.next_histories):
         completions = list(replica.engine(iter(requests), rules, recorder).run())
     for completion in completions:
         assert completion.finish_reason != "error", completion.error
@@ -176,23 +177,23 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
 
 
 class EveryLength:
-    """In the place of a policy's ``wants_more``: a block gets the length that fewest had."""
+    """In the place of a policy: a block gets the length that fewest had. A stop token, or the end, may cut
+    it."""
 
     def __init__(self) -> None:
         self._num_blocks = Counter(range(MOST_DRAFTED, -1, -1))
-        self._wanted: dict[int, int] = {}
-        self._drafted: dict[int, int] = {}
 
-    def __call__(self, rows: DraftSequences) -> np.ndarray:
-        slots = rows.slots_R.tolist()
-        for slot in slots if rows.num_drafted == 0 else ():
-            # A stop token, or the end, has cut the one before.
-            self._num_blocks[self._wanted.get(slot, -1)] -= self._drafted.get(slot) != self._wanted.get(slot)
-            self._wanted[slot] = min(range(MOST_DRAFTED, -1, -1), key=self._num_blocks.__getitem__)
-            self._num_blocks[self._wanted[slot]] += 1
-        goes_on = [self._wanted[slot] > rows.num_drafted for slot in slots]
-        self._drafted |= {slot: rows.num_drafted + more for slot, more in zip(slots, goes_on, strict=True)}
-        return np.array(goes_on)
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        planned, lengths = self._num_blocks.copy(), []
+        for _ in rows.slots_R:
+            lengths.append(min(range(MOST_DRAFTED, -1, -1), key=planned.__getitem__))
+            planned[lengths[-1]] += 1
+        self._num_blocks[0] += lengths.count(0)
+        return np.array(lengths)
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        self._num_blocks.update(blocks.num_drafted_R.tolist())
+        return blocks.histories_RH
 
 
 class LateRefusal(UserError):

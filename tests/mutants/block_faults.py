@@ -49,10 +49,10 @@ BLOCK_FAULTS = (
         "drawn_N = distributions_N.draw(uniforms_N).clamp(min=0)",
         "drawn_N = logits_NV.argmax(dim=-1)",
         (DISTRIBUTION,)),
-    Mutant("block-s-length-looks-at-the-last-token-drawn", "DraftLoop.extend",
-        "num_drafted_R: np.ndarray = drafting.ends_R - draft_batch.tails_R\n",
-        "last_R = self._draft_state.probabilities[draft_batch.draft_slots_R, drafting.ends_R - 1]\n"
-        "        num_drafted_R = np.maximum(0, drafting.ends_R - draft_batch.tails_R - (last_R < 0.4))\n",
+    Mutant("block-s-length-looks-at-the-last-token-drawn", "DraftLoop.collect",
+        "num_drafted_R: np.ndarray = drafting.ends_R - tails_R\n",
+        "last_R = self._draft_state.probabilities[slots_R, drafting.ends_R - 1]\n"
+        "        num_drafted_R = np.maximum(0, drafting.ends_R - tails_R - (last_R < 0.4))\n",
         (DISTRIBUTION,)),
     Mutant("confidence-of-another-place", "BlockRunner.confidences",
         "(each[rows_A + place] for each in self._kept)",
@@ -62,7 +62,7 @@ BLOCK_FAULTS = (
         "            token_ids_A = logits_AV.argmax(dim=1)\n",
         "",
         (f"{CONFIDENCES}[dspark]",)),
-    Mutant("confidences-come-back-one-place-late", "DraftLoop.extend",
+    Mutant("confidences-come-back-one-place-late", "DraftLoop.collect",
         "drafting.confidences_RB[lines, depths]",
         "drafting.confidences_RB[lines, depths - 1]",
         (f"{CONFIDENCES}[dflash]",)),

@@ -7,7 +7,6 @@ LONE_DRAFT = "tests/engine/test_branches.py::test_candidates_always_continue_the
 BRANCH_CHOICE = "tests/engine/test_branches.py"
 GIVING_WAY = DISTRIBUTION + "test_preemption_does_not_bias_the_output"
 STOPS = DISTRIBUTION + "test_stop_tokens_do_not_bias_the_output"
-ROW_IDENTITY = "tests/engine/test_row_identity.py"
 SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
 IDENTITY = "tests/engine/test_identity.py"
 PAGES = "tests/models/cache/test_pages.py"
@@ -59,23 +58,23 @@ ENGINE_FAULTS = (
     Mutant("draft-does-not-count-rows-misses", "DraftWorker._resolve",
         "        state.num_misses[slots_R] += is_rejected_R\n",
         "",
-        (ROW_IDENTITY,)),
+        (IDENTITY,)),
     Mutant("engine-counts-no-miss-of-token-ahead", "Engine._commit_next_tokens",
         "missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)",
         "missed = not was_full",
-        (ROW_IDENTITY,)),
+        (IDENTITY,)),
     Mutant("row-gave-way-goes-on-with-new-decision", "LastPass.of",
         "DRAW if s.forced_next_token is None else s.forced_next_token",
         "s.token_ids[-1] if s.forced_next_token is not None else DRAW",
-        (ROW_IDENTITY, GIVING_WAY)),
+        (IDENTITY, GIVING_WAY)),
     Mutant("row-gave-way-keeps-unfinished-block", "Sequence.rewind",
         "            del self.token_ids[start.length :], self.trace[start.num_traced :]\n",
         "            del self.trace[start.num_traced :]\n",
-        (ROW_IDENTITY, GIVING_WAY)),
+        (IDENTITY, GIVING_WAY)),
     Mutant("row-gave-way-counts-block-twice", "Sequence.rewind",
         "self.num_redraft, self.counters = start.num_candidates, start.counters",
         "self.num_redraft = start.num_candidates",
-        (ROW_IDENTITY,)),
+        (IDENTITY,)),
     Mutant("next-token-that-fills-a-completion-does-not-end-it", "StopRules.ends",
         "        may_end = set(near_ends)\n",
         "        may_end: set[int] = set()\n",
@@ -140,11 +139,11 @@ ENGINE_FAULTS = (
     Mutant("branch-draws-numbers-of-chain-replaces", "DraftBranches.open",
         "state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1",
         "state.num_misses[draft_slots_B] = state.num_misses[slots_B]",
-        (ROW_IDENTITY,)),
+        (IDENTITY,)),
     Mutant("branches-draw-from-stream-of-their-own", "DraftBranches.open",
         "        state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]\n",
         "",
-        (ROW_IDENTITY,)),
+        (IDENTITY,)),
     Mutant("branch-written-into-rows-own-pages", "BranchPageTable.open",
         ("        self.pages[branches_B[:, None], columns_BP] = "
          "self._own_pages[branches_B - self._num_slots]\n"),

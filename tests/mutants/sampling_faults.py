@@ -72,7 +72,7 @@ SAMPLING_FAULTS = (
     Mutant("streams-of-two-slots-mixed-up", "Verifier.verify",
         "stream_keys_N=stream_keys.repeat(",
         "stream_keys_N=stream_keys[np.arange(len(sequences)) // 2].repeat(",
-        ("tests/engine/test_row_identity.py",)),
+        ("tests/engine/test_identity.py",)),
     Mutant("all-samples-of-prompt-one-stream", "stream_key",
         "for part in (row_id, sample_index):",
         "for part in (row_id,):",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from specdist.policies import DraftFeatures, DraftSequences, Goodput, RoundContext
@@ -14,9 +16,9 @@ def flat_costs(*, target: int, draft: int, per_token: int = 0) -> CostModel:
     return CostModel(Curve([1, 101], [target, target + 100 * per_token]), Curve([1], [draft]))
 
 
-def features_of(top: list[float]) -> DraftFeatures:
+def features_of(top: list[float] | np.ndarray) -> DraftFeatures:
     likely = np.array(top, float)
-    return DraftFeatures(entropies_R=3 * (1 - likely), probabilities_R=likely, top_probabilities_R=likely)
+    return DraftFeatures(entropies=3 * (1 - likely), probabilities=likely, top_probabilities=likely)
 
 
 def question(
@@ -36,8 +38,8 @@ def question(
         draft_slots_R=draft_slots_R,
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
-        features=features,
-        earlier_estimates_R=None if earlier is None else np.array(earlier),
+        features=None if features is None else DraftFeatures(*features.stacked()[:, None]),
+        earlier_estimates_DR=None if earlier is None else np.array([earlier]),
         reach_R=np.ones(num_rows),
         round=RoundContext(
             num_rows=num_rows,
@@ -66,13 +68,19 @@ def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = Fal
 def drafted_length(policy: Goodput, top: float, *, num_rows: int = 1, is_asynchronous: bool = False) -> int:
     """How long a block of every row gets whose tokens all look alike."""
     length = 0
-    while policy.wants_more(
-        question(
+    while all(
+        goes_on(
+            policy,
             num_rows,
             length,
             features_of([top] * num_rows) if length else None,
             is_asynchronous=is_asynchronous,
         )
-    ).all():
+    ):
         length += 1
     return length
+
+
+def goes_on(policy: Goodput, num_rows: int, num_drafted: int, *given: Any, **options: Any) -> list[bool]:
+    """Whether each row's block is to be longer; the arguments are those of :func:`question`."""
+    return (policy.wants(question(num_rows, num_drafted, *given, **options)) > num_drafted).tolist()

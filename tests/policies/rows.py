@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,20 +44,18 @@ def asked(
     num_rows = len(histories_RH)
     nothing = np.full(num_rows, np.nan)
     given = [nothing if x is None else np.array(x) for x in (entropies, chances, top_chances)]
-    features = DraftFeatures(entropies_R=given[0], probabilities_R=given[1], top_probabilities_R=given[2])
-    if estimates is not None:
-        features = dataclasses.replace(features, estimates_R=np.array(estimates))
+    features = DraftFeatures(*np.array(given)[:, None], None if estimates is None else np.array([estimates]))
     rows = DraftSequences(
         slots_R=np.arange(num_rows),
         draft_slots_R=np.arange(num_rows) if chains is None else np.array(chains),
         histories_RH=histories_RH,
         num_drafted=num_drafted,
         features=features if num_drafted and (policy.uses_features or estimates is not None) else None,
-        earlier_estimates_R=None if earlier is None else np.array(earlier),
+        earlier_estimates_DR=None if earlier is None else np.array([earlier]),
         reach_R=np.ones(num_rows),
         round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_asynchronous=False),
     )
-    return policy.wants_more(rows).tolist()
+    return (policy.wants(rows) > num_drafted).tolist()
 
 
 def length(policy: LengthPolicy, histories_RH: np.ndarray, row: int = 0) -> int:

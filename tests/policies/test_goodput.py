@@ -20,6 +20,7 @@ from tests.policies.goodput import (
     drafted_length,
     features_of,
     flat_costs,
+    goes_on,
     goodput,
     new_goodput,
     question,
@@ -36,7 +37,7 @@ def test_a_cheap_draft_is_asked_for_more_than_a_dear_one() -> None:
 def test_nothing_is_drafted_where_every_token_costs_the_target_a_pass() -> None:
     """A compute-bound target: a batch is better off without speculation."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=100))
-    assert not policy.wants_more(question(8, 0)).any()
+    assert not any(goes_on(policy, 8, 0))
 
 
 def test_it_looks_past_a_first_token_that_does_not_pay() -> None:
@@ -47,8 +48,8 @@ def test_it_looks_past_a_first_token_that_does_not_pay() -> None:
 
 def test_rows_go_on_by_what_they_are_worth() -> None:
     policy = goodput(flat_costs(target=100, draft=10, per_token=30))
-    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
-    assert policy.wants_more(question(2, 1, features_of([0.005, 0.99]))).tolist() == [False, True]
+    assert goes_on(policy, 2, 0) == [True, True]
+    assert goes_on(policy, 2, 1, features_of([0.005, 0.99])) == [False, True]
 
 
 def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -> None:
@@ -56,7 +57,7 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
     for target, draft, per_token, num_rows in product((50, 200), (5, 30, 90), (0, 3, 20), (1, 4)):
         costs = flat_costs(target=target, draft=draft, per_token=per_token)
         policy = goodput(costs)
-        wants = policy.wants_more(question(num_rows, 0))
+        wants = goes_on(policy, num_rows, 0)
         rates = [
             num_rows
             * sum(policy._forecast.of_all**depth for depth in range(length + 1))
@@ -64,9 +65,9 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
             for length in range(CAP + 1)
         ]
         if rates[0] * 1.001 < max(rates):
-            assert wants.all(), (target, draft, per_token, num_rows)
+            assert all(wants), (target, draft, per_token, num_rows)
         elif max(rates) == rates[0] and num_rows == 1:
-            assert not wants.any(), (target, draft, per_token, num_rows)
+            assert not any(wants), (target, draft, per_token, num_rows)
 
 
 @pytest.mark.parametrize("turns", [50, 150])
@@ -86,7 +87,7 @@ def test_a_sequence_alone_is_drafted_for_wherever_its_own_rate_grows(turns: int)
             for length in range(CAP + 1)
         ]
         pays = max(rates) > rates[0]
-        assert policy.wants_more(question(1, 0, histories_RH=histories_RH)).tolist() == [pays]
+        assert goes_on(policy, 1, 0, histories_RH=histories_RH) == [pays]
         answers.add(pays)
     assert answers == {False, True}
 
@@ -108,10 +109,8 @@ def test_time_to_spare_is_not_kept_for_steps_that_the_round_has_no_room_for() ->
             question(4, 0, is_asynchronous=True, most_tokens=most_tokens),
             reach_R=np.array([1.0, 0.02, 0.02, 0.02]),
         )
-        assert policy.wants_more(asked).sum() == expected
-    assert not policy.wants_more(
-        question(4, 2, features_of([0.9] * 4), is_asynchronous=True, most_tokens=2)
-    ).any()
+        assert (policy.wants(asked) > 0).sum() == expected
+    assert not any(goes_on(policy, 4, 2, features_of([0.9] * 4), is_asynchronous=True, most_tokens=2))
 
 
 def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
@@ -130,7 +129,7 @@ def test_what_any_drafting_takes_is_weighed_once() -> None:
     alone = drafted_length(goodput(costs), 0.8)
     assert 0 < alone < CAP
     costly = dataclasses.replace(costs, synchronous=Curve([1], [400]))
-    assert goodput(costly).wants_more(question(1, 0)).tolist() == [False]
+    assert goes_on(goodput(costly), 1, 0) == [False]
     some = dataclasses.replace(costs, synchronous=Curve([1], [4]))
     assert drafted_length(goodput(some), 0.8) >= alone
     assert drafted_length(goodput(dataclasses.replace(costs, message=Curve([1], [500]))), 0.8) > alone
@@ -141,7 +140,7 @@ def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> 
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40])))
     for depth in range(CAP):
         known = features_of([0.98]) if depth else None
-        assert policy.wants_more(question(1, depth, known, is_asynchronous=True, num_prompt_tokens=100)).all()
+        assert goes_on(policy, 1, depth, known, is_asynchronous=True, num_prompt_tokens=100) == [True]
     ready = features_of([0.95, 0.9, 0.001, 0.001])
     assert policy.num_to_verify(ready, np.array([4]), a_pass(1)).tolist() == [2]
 
@@ -149,7 +148,7 @@ def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> 
 def test_a_prompt_in_the_pass_makes_time_no_cheaper() -> None:
     """A long pass does not lower what a second is worth: the prompt's time is to be paid in any case."""
     costs = flat_costs(target=100, draft=10, per_token=30)
-    beside = [goodput(costs).wants_more(question(8, 0, num_prompt_tokens=each)).any() for each in (0, 2000)]
+    beside = [any(goes_on(goodput(costs), 8, 0, num_prompt_tokens=each)) for each in (0, 2000)]
     assert beside == [False, False]
 
 
@@ -166,7 +165,7 @@ def test_the_forecast_of_a_row_depends_on_its_own_past_too() -> None:
     """After 0 of 40 and 40 of 40 accepted tokens, when the average is what was assumed."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=32))
     histories_RH = np.array([[0.0, 40.0], [40.0, 40.0]])
-    assert policy.wants_more(question(2, 0, histories_RH=histories_RH)).tolist() == [False, True]
+    assert goes_on(policy, 2, 0, histories_RH=histories_RH) == [False, True]
 
 
 def test_the_past_of_a_row_is_its_verified_tokens() -> None:
@@ -191,19 +190,19 @@ def test_without_verified_tokens_nothing_is_learned() -> None:
 
 
 def told(top: list[float], estimates: list[float]) -> DraftFeatures:
-    return dataclasses.replace(features_of(top), estimates_R=np.array(estimates))
+    return dataclasses.replace(features_of(top), estimates=np.array(estimates))
 
 
 def test_a_head_that_doubts_a_token_ends_the_block_one_token_later() -> None:
     """Its word on a token comes with the pass that draws the next one; the features of all look alike."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=15), reads_head=True)
     alike = features_of([0.95, 0.95])
-    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
-    assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
-    assert policy.wants_more(question(2, 2, alike, earlier=[0.01, 0.95])).tolist() == [False, True]
+    assert goes_on(policy, 2, 0) == [True, True]
+    assert goes_on(policy, 2, 1, alike) == [True, True]
+    assert goes_on(policy, 2, 2, alike, earlier=[0.01, 0.95]) == [False, True]
     # And a new block begins without any memory of it.
-    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
-    assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
+    assert goes_on(policy, 2, 0) == [True, True]
+    assert goes_on(policy, 2, 1, alike) == [True, True]
 
 
 def test_the_head_s_estimates_are_calibrated_by_the_target() -> None:
@@ -261,7 +260,7 @@ def test_blocks_that_give_nothing_are_not_run_for_ever() -> None:
     policy = new_goodput(flat_costs(target=1000, draft=1, per_token=100))
     num_blocks = [0, 0]
     for turn in range(1500):
-        if policy.wants_more(question(4, 0)).any():
+        if any(goes_on(policy, 4, 0)):
             assert not policy.num_to_draw(question(4, 0), np.full((4, CAP), 0.05)).any()
             num_blocks[turn >= 100] += 1
     assert num_blocks[0] < 40

@@ -12,9 +12,9 @@ from tests.policies.goodput import (
     drafted_length,
     features_of,
     flat_costs,
+    goes_on,
     goodput,
     new_goodput,
-    question,
 )
 
 
@@ -34,7 +34,7 @@ def test_a_draft_that_is_never_right_is_given_up() -> None:
 
 def test_it_is_tried_again_after_a_long_time_without() -> None:
     policy = goodput(flat_costs(target=100, draft=10, per_token=5), acceptance=0.05)
-    rounds = next(round for round in range(20_000) if policy.wants_more(question(1, 0)).any())
+    rounds = next(round for round in range(20_000) if any(goes_on(policy, 1, 0)))
     assert rounds > 100
 
 
@@ -48,9 +48,9 @@ def over_the_target_alone(
         num_tokens, spent_ns = 0, 0.0
         for _ in range(num_rounds):
             length = 0
-            while policy.wants_more(
-                question(1, length, features_of([0.7]) if length else None, histories_RH=history_RH)
-            ).any():
+            while any(
+                goes_on(policy, 1, length, features_of([0.7]) if length else None, histories_RH=history_RH)
+            ):
                 length += 1
             accepted = int((coins.random(length) < acceptance).cumprod().sum())
             num_tokens += accepted + 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.policies import DraftFeatures, DraftSequences, Goodput
+from specdist.policies import DraftSequences
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from tests.policies.goodput import CAP, a_pass, features_of, goodput, question
 
@@ -30,52 +30,55 @@ def costs(step: int) -> CostModel:
     return CostModel(target, draft, context=context, synchronous=synchronous, asynchronous=asynchronous)
 
 
-def asked_of(round_name: str, num_drafted: int, features: DraftFeatures | None) -> DraftSequences:
-    asked = question(NUM_ROWS, num_drafted, features, **ROUNDS[round_name])
-    context = dataclasses.replace(asked.round, num_context_tokens=700.0)
-    return dataclasses.replace(asked, round=context, reach_R=np.array([1.0, 0.9, 0.7]))
-
-
-def memory_of(policy: Goodput) -> dict[str, Any]:
-    """What answers change."""
-    found = {**vars(policy), **vars(policy._forecast)}
-    return {name: found[name] for name in found if not name.startswith(("_acceptance", "_forecast"))}
-
-
-def one_by_one(policy: Goodput, round_name: str, top_DR: np.ndarray) -> int:
-    """After how many steps all went on; what the policy remembers is of these."""
-    for step, top_R in enumerate(top_DR):
-        before = copy.deepcopy(policy.__dict__)
-        if not policy.wants_more(asked_of(round_name, step + 1, features_of(top_R))).all():
-            policy.__dict__.update(before)
-            return step
-    return len(top_DR)
+def asked_of(
+    round_name: str,
+    num_drafted: int,
+    top_DR: np.ndarray,
+    earlier_DR: np.ndarray | None,
+    going: np.ndarray,
+    known: slice | None,
+) -> DraftSequences:
+    """``going``: the rows; ``known``: the tokens since the last question, if there are any."""
+    asked = question(NUM_ROWS, num_drafted, **ROUNDS[round_name])
+    return dataclasses.replace(
+        asked,
+        slots_R=going,
+        draft_slots_R=going,
+        histories_RH=asked.histories_RH[going],
+        features=None if known is None else features_of(top_DR[known][:, going]),
+        earlier_estimates_DR=None if known is None or earlier_DR is None else earlier_DR[known][:, going],
+        round=dataclasses.replace(asked.round, num_context_tokens=700.0),
+        reach_R=np.array([1.0, 0.9, 0.7])[going],
+    )
 
 
 @pytest.mark.parametrize("round_name", ROUNDS)
-def test_asked_at_once_it_remembers_and_answers_what_it_would_have_step_by_step(round_name: str) -> None:
+@pytest.mark.parametrize("reads_head", [False, True], ids=["features", "head"])
+def test_asked_at_once_it_answers_what_it_would_have_step_by_step(round_name: str, reads_head: bool) -> None:
+    """Also where sequences end on the way, and with a head's estimates of the tokens before."""
     rng = np.random.default_rng(5)
     found = set()
-    for _ in range(200):
-        policy = goodput(costs(int(rng.integers(2, 40))), acceptance=rng.uniform(0.5, 0.95))
+    for _ in range(150):
+        policy = goodput(
+            costs(int(rng.integers(2, 40))), acceptance=rng.uniform(0.5, 0.95), reads_head=reads_head
+        )
         policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
-        if not policy.wants_more(asked_of(round_name, 0, None)).all():
-            continue
         top_DR = 1 - rng.choice([0.1, 0.6, 1.0]) * rng.uniform(size=(CAP - 1, NUM_ROWS))
-        patient = copy.deepcopy(policy)
-        expected = one_by_one(patient, round_name, top_DR)
-        number = policy.num_unanimous(asked_of(round_name, 1, None), features_of(top_DR.flatten()))
-        assert number == expected
-        np.testing.assert_equal(memory_of(policy), memory_of(patient))
-        found.add(number)
-        if number < len(top_DR):
-            last = asked_of(round_name, number + 1, features_of(top_DR[number]))
-            assert policy.wants_more(last).tolist() == patient.wants_more(last).tolist()
-    assert len(found) >= 3 and 0 in found, found
-
-
-def test_with_a_head_every_step_is_asked_about() -> None:
-    """The estimate of a token comes with the step after it."""
-    policy = goodput(costs(9), reads_head=True)
-    policy.wants_more(asked_of("synchronous", 0, None))
-    assert policy.num_unanimous(asked_of("synchronous", 1, None), features_of([0.99] * 2 * NUM_ROWS)) == 0
+        earlier_DR = np.concatenate([np.full((1, NUM_ROWS), np.nan), top_DR[:-1]]) if reads_head else None
+        most_R = rng.integers(1, CAP + 2, NUM_ROWS)
+        patient, lengths_R = copy.deepcopy(policy), np.zeros(NUM_ROWS, int)
+        for step in range(CAP):
+            going = np.flatnonzero((lengths_R >= step) & (most_R > step))
+            if len(going):
+                known = slice(step - 1, step) if step else None
+                asked = asked_of(round_name, step, top_DR, earlier_DR, going, known)
+                lengths_R[going] = np.where(patient.wants(asked) > step, step + 1, step)
+        begun_R = policy.wants(asked_of(round_name, 0, top_DR, earlier_DR, np.arange(NUM_ROWS), None))
+        going = np.flatnonzero((begun_R > 0) & (most_R > 1))
+        if len(going):
+            asked = asked_of(round_name, CAP - 1, top_DR, earlier_DR, going, slice(None))
+            lengths_A = policy.wants(dataclasses.replace(asked, most_R=most_R[going]))
+            expected_A = np.where(lengths_R[going] >= most_R[going], CAP, lengths_R[going])
+            assert lengths_A.tolist() == expected_A.tolist()
+            found |= set(lengths_R[going].tolist())
+    assert len(found) >= 3, found

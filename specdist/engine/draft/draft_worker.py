@@ -38,7 +38,7 @@ from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.loading.memory import peak_memory_bytes, release_memory
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import LengthPolicy, PausingPolicy
+from specdist.policies import LengthPolicy
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
@@ -118,7 +118,7 @@ class DraftWorker:
         self._drafter = cast(DrafterRunner, runner) if runner.reads_states else None
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
-            assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
+            assert policy.is_for_batch and not self._ahead.is_on
             num_pages, page_size = lazy_pages
             self._lazy = LazyPrefill(
                 runner, self._draft_state, policy,

@@ -20,7 +20,7 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import PausingPolicy
+from specdist.policies import LengthPolicy
 from specdist.policies.payoff import Pauses
 from specdist.utils.ranges import places_from
 
@@ -32,7 +32,7 @@ class LazyPrefill:
         self,
         runner: ModelRunner,
         draft_state: DraftState,
-        policy: PausingPolicy,
+        policy: LengthPolicy,
         *,
         num_pages: int,
         page_size: int,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftSequences, VerifiedBlocks, WithoutHistory
+from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
     AMOUNT,
     COUNT,
@@ -34,7 +34,7 @@ GROWTH, SHRINKAGE, FEWEST = 2, 1, 1
 
 
 @dataclass(frozen=True)
-class FixedLength(WithoutHistory, RegisteredPolicy):
+class FixedLength(RegisteredPolicy):
     """Always ``num_draft_tokens`` (Leviathan et al. 2023), the baseline of every adaptive policy; 0 never
     drafts."""
 
@@ -43,14 +43,13 @@ class FixedLength(WithoutHistory, RegisteredPolicy):
     drafts = "always K tokens"
     papers = (LEVIATHAN_2023,)
     grid: ClassVar[Grid] = {"num_draft_tokens": (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20)}
-    uses_features = False
 
     @property
     def max_draft_tokens(self) -> int:
         return self.num_draft_tokens
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        return np.full(len(rows.slots_R), rows.num_drafted < self.num_draft_tokens)
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        return np.full(len(rows.slots_R), self.num_draft_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +63,13 @@ class HfHeuristic(RegisteredPolicy):
     name = "hf_heuristic"
     drafts = "2 more after a block that was accepted whole, else 1 less (transformers)"
     grid: ClassVar[Grid] = {"num_draft_tokens": FIRST_LENGTHS}
-    uses_features = False
 
     @property
     def initial_history(self) -> tuple[float, ...]:
         return (self.num_draft_tokens,)
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        return rows.num_drafted < rows.histories_RH[:, 0]
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        return rows.histories_RH[:, 0].astype(np.int64)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         lengths_R = blocks.histories_RH[:, 0]
@@ -118,14 +116,13 @@ class GammaTune(RegisteredPolicy):
         "length_bonus": (0.5, 1.0, 2.0, 4.0),
         "length_rate": (0.25, 0.5, 0.75),
     }
-    uses_features = False
 
     @property
     def initial_history(self) -> tuple[float, ...]:
         return (self.num_draft_tokens,)
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        return rows.num_drafted < np.ceil(rows.histories_RH[:, 0])
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        return np.ceil(rows.histories_RH[:, 0]).astype(np.int64)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         is_whole_R = blocks.num_accepted_R == blocks.num_drafted_R
@@ -158,8 +155,9 @@ class GammaTunePlus(GammaTune):
     }
     uses_features = True
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        wants_R = super().wants_more(rows)
-        if rows.features is not None:
-            wants_R &= rows.features.top_probabilities_R >= self.stop_probability
-        return wants_R
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        lengths_R = super().wants(rows)
+        if rows.features is None:
+            return lengths_R
+        is_likely_DR = rows.features.top_probabilities >= self.stop_probability
+        return np.minimum(lengths_R, rows.up_to_first(is_likely_DR, self.max_draft_tokens))

@@ -36,6 +36,7 @@ import numpy as np
 from specdist.policies.base import (
     DraftFeatures,
     DraftSequences,
+    HeadKind,
     RoundContext,
     VerifiedBlocks,
     VerifiedTokens,
@@ -52,14 +53,12 @@ from specdist.policies.calibration import (
     with_head,
 )
 from specdist.policies.costs import CostModel, Sizes
-from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
+from specdist.policies.options import MAX_DRAFT_TOKENS, OptionInfo, RegisteredPolicy
 from specdist.policies.payoff import worth_verifying
 from specdist.policies.references import Reference
 
 # Half-life of what a sequence's history has seen, in its verified tokens.
 ROW_MEMORY = 64
-# How many plans (of sequences and steps) are compared at once: those of more steps are no longer in a cache.
-MOST_PLANS = 8_000
 
 
 LIU_2024 = Reference(
@@ -70,6 +69,72 @@ LIU_2024 = Reference(
     "Serving Large Language Models Using Goodput)",
     arxiv="2406.14066",
 )
+
+
+class Spent:
+    """What a drafting has taken so far, and what further steps would add to its round.
+
+    Attributes:
+        num_tokens: drafted tokens of all sequences.
+        drafting_ns, first_ns: time of drafting, and of it what came before these tokens' steps.
+    """
+
+    def __init__(self, costs: CostModel, max_draft_tokens: int) -> None:
+        self._costs = costs
+        self.num_tokens = self._num_steps = 0
+        self.drafting_ns = self.first_ns = 0.0
+        # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
+        # out for a context of about this length (the logarithm of it).
+        self._steps_D = np.arange(1, max_draft_tokens + 1)
+        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
+        self._drafting_RD = np.zeros((0, max_draft_tokens))
+        self._context = 0.0
+
+    def begin(self, round: RoundContext) -> None:
+        """Another drafting begins."""
+        self.num_tokens = self._num_steps = 0
+        self.drafting_ns = 0.0
+        if round.is_asynchronous:
+            # The step that drafts in place of the next tokens is done; the host takes time, too.
+            self.drafting_ns = self._costs.draft_ns(round.num_rows, round.num_context_tokens)
+            self.drafting_ns += self._costs.asynchronous.look_up(round.num_rows)
+        self.first_ns = self.drafting_ns
+
+    def count_step(self, round: RoundContext, num_rows: int) -> None:
+        """A step follows, of so many sequences."""
+        self.num_tokens += num_rows
+        self._num_steps += num_rows > 0
+        self.drafting_ns += self._costs.draft_ns(num_rows, round.num_context_tokens)
+
+    @property
+    def step_ns(self) -> float:
+        """Mean time of a step."""
+        return (self.drafting_ns - self.first_ns) / max(1, self._num_steps)
+
+    def target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
+        """A target pass in this round, of so many tokens."""
+        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
+
+    def added_ns(self, round: RoundContext, num_rows: int, num_steps: int, *, is_first: bool) -> np.ndarray:
+        """[R, S]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
+        context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
+        if num_rows > len(self._tokens_RD) or context != self._context:
+            counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
+            self._tokens_RD = counts_R[:, None] * self._steps_D
+            draft_ns_R = self._costs.draft_ns(counts_R, round.num_context_tokens)
+            self._drafting_RD = draft_ns_R[:, None] * self._steps_D
+            self._context = context
+        drafting_RS = self._drafting_RD[:num_rows, :num_steps]
+        if round.is_asynchronous:
+            over_ns = self.drafting_ns - self.target_ns(round.num_pass_tokens, round)
+            return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - max(0.0, over_ns))
+        num_tokens = round.num_pass_tokens + self.num_tokens
+        verifying_RS = self.target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
+        added_RS = drafting_RS + verifying_RS - self.target_ns(num_tokens, round)
+        if is_first:
+            counts_R = np.arange(1, num_rows + 1)
+            added_RS = added_RS + self._costs.synchronous_ns(counts_R, round.num_context_tokens)[:, None]
+        return np.asarray(added_RS)
 
 
 class Goodput(RegisteredPolicy):
@@ -88,6 +153,8 @@ class Goodput(RegisteredPolicy):
     needs_costs = True
     optional_head: ClassVar[HeadKind | None] = "acceptance"
     uses_features = True
+    is_for_batch = True
+    max_draft_tokens: int = 0
 
     def __init__(
         self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool, reads_head: bool = False
@@ -108,21 +175,15 @@ class Goodput(RegisteredPolicy):
         self._forecast = Forecast()
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
-        # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
-        # out for a context of about this length (the logarithm of it).
         self._steps_D = np.arange(1, max_draft_tokens + 1)
-        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
-        self._drafting_RD = np.zeros((0, max_draft_tokens))
-        self._drafting_context = 0.0
-        # Of the current drafting: probability that each chain is accepted so far.
+        # Of the current drafting: what it has taken, and the probability that each chain is accepted so far.
+        self._spent = Spent(costs, max_draft_tokens)
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
         # With a head: the same without the last token, and the features of that one.
         self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
-        self._num_tokens = self._num_steps = 0
-        self._drafting_ns = self._first_ns = 0.0
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -136,44 +197,28 @@ class Goodput(RegisteredPolicy):
         histories_RH[:, 1] += verified_R
         return histories_RH
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        if rows.num_drafted == 0:
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        """Every sequence's block ends where it is not in the best plan, as found after one token after the
+        other; the other sequences do not wait for it, so that it may be in no later plan."""
+        num_rows, features = len(rows.draft_slots_R), rows.features
+        lengths_R, goes_on_R = np.full(num_rows, self.max_draft_tokens), np.ones(num_rows, bool)
+        if features is None:
             self._begin(rows)
-        elif rows.features is not None:
-            self._go_on(rows, rows.features)
-        wants_R = self._sequences_that_pay(rows)
-        self._count_steps(rows, int(wants_R.sum()), 1)
-        return wants_R
-
-    def num_unanimous(self, rows: DraftSequences, features: DraftFeatures) -> int:
-        num_rows, room = len(rows.draft_slots_R), self._most_steps(rows)
-        most_asked = min(len(features.entropies_R) // num_rows, MOST_PLANS // max(1, num_rows * room))
-        if self.reads_head or most_asked < 2:
-            return 0
-        steps_D = np.arange(most_asked)
-        asked = features.select(np.arange(most_asked * num_rows))
-        known_CF = _known(asked, (rows.num_drafted - 1 + steps_D).repeat(num_rows))
-        survival_DR = self._acceptance.predict(known_CF).reshape(-1, num_rows)
-        survival_DR[0] *= self._survival[rows.draft_slots_R]
-        survival_DR = survival_DR.cumprod(axis=0)
-        # As in :meth:`_sequences_that_pay`, after each step.
-        spent_D = np.full(most_asked, self._costs.draft_ns(num_rows, rows.round.num_context_tokens))
-        spent_D[0] = self._drafting_ns
-        num_tokens_D = self._num_tokens + num_rows * steps_D
-        plan_ns_DRS = self._plan_ns(rows, room, spent_D.cumsum()[:, None, None], num_tokens_D[:, None, None])
-        worth_DRS = survival_DR[:, :, None] * self._worth[rows.draft_slots_R, :room]
-        order_DR = (-worth_DRS[:, :, 0]).argsort(axis=1, kind="stable")
-        value_DRS = worth_DRS[steps_D[:, None], order_DR].cumsum(axis=1) - self._goodput * plan_ns_DRS
-        for step in range(1, most_asked):
-            value_DRS[step, :, max(0, room - step) :] = -math.inf
-        value_DP = value_DRS.reshape(most_asked, -1)
-        best_D = value_DP.argmax(axis=1)
-        all_want_D = (best_D >= (num_rows - 1) * room) & (value_DP[steps_D, best_D] > 0)
-        found = most_asked if all_want_D.all() else int(all_want_D.argmin())
-        if found:
-            self._survival[rows.draft_slots_R] = survival_DR[found - 1]
-            self._count_steps(rows, num_rows, found)
-        return found
+            survival_DR = self._survival[None, rows.draft_slots_R]
+        else:
+            survival_DR = self._see(rows, features)
+        first = rows.num_drafted - len(survival_DR) + 1
+        for length, survival_R in enumerate(survival_DR, first):
+            if rows.most_R is not None:
+                goes_on_R &= rows.most_R > length
+            asked = goes_on_R.nonzero()[0]
+            if not len(asked):
+                break
+            draft_slots_A = rows.draft_slots_R[asked]
+            pays_A = self._sequences_that_pay(rows.round, draft_slots_A, survival_R[asked], length)
+            lengths_R[asked[~pays_A]], goes_on_R[asked] = length, pays_A
+            self._spent.count_step(rows.round, int(pays_A.sum()))
+        return lengths_R
 
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
@@ -191,14 +236,13 @@ class Goodput(RegisteredPolicy):
         survival_C = np.exp(logs[1:] - logs[starts_C])
         pass_ns, bare_ns = self._passes_ns(round, counts)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
-        step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
-        drafting_ns = self._first_ns + counts * (step_ns / max(1, num_rows))
+        drafting_ns = self._spent.first_ns + counts * (self._spent.step_ns / max(1, num_rows))
         both = (np.maximum(np.maximum(each, drafting_ns), 1.0) for each in (pass_ns, bare_ns))
         return self._best_lengths(survival_C, lengths_R, num_rows, *both)
 
     def num_to_draw(self, rows: DraftSequences, confidences_RB: np.ndarray) -> np.ndarray:
         self._has_blocks, round = True, rows.round
-        confidences_RB = confidences_RB[:, : max(0, self._most_steps(rows))]
+        confidences_RB = confidences_RB[:, : max(0, self._most_steps(round, rows.num_drafted))]
         chances_C = self._acceptance_at_places.predict(place_features(confidences_RB.ravel()))
         survival_RB = chances_C.reshape(confidences_RB.shape).cumprod(axis=1)
         num_rows, num_places = survival_RB.shape
@@ -215,10 +259,10 @@ class Goodput(RegisteredPolicy):
     def _passes_ns(self, round: RoundContext, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of the round's pass with so many candidates more, and of one without prompts: these cost the same
         in any case, so that a rate is that of a round without them."""
-        pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
+        pass_ns = self._spent.target_ns(round.num_pass_tokens + counts, round)
         if round.num_pass_tokens == round.num_rows:
             return pass_ns, pass_ns
-        return pass_ns, self._target_ns(round.num_rows + counts, round)
+        return pass_ns, self._spent.target_ns(round.num_rows + counts, round)
 
     def _best_lengths(
         self,
@@ -246,7 +290,7 @@ class Goodput(RegisteredPolicy):
         self._acceptance.observe(known_CF, tokens.is_accepted_C)
         index, found_CF = self._with_estimates(tokens.features, known_CF)
         self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
-        estimates_C = tokens.features.estimates_R
+        estimates_C = tokens.features.estimates
         if not self._has_blocks or estimates_C is None:
             self._forecast.observe(int(tokens.is_accepted_C.sum()), len(tokens.is_accepted_C))
             return
@@ -268,97 +312,67 @@ class Goodput(RegisteredPolicy):
         # Histories would be of confident places alone.
         forecast_R = self._forecast.of_rows(*(rows.histories_RH * (not self._has_blocks)).T)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
-        if not self._num_tokens:
+        if not self._spent.num_tokens:
             self.note_pause(1)
-        self._num_tokens = self._num_steps = 0
-        self._drafting_ns = self._first_ns = 0.0
+        self._spent.begin(rows.round)
         if rows.round.is_asynchronous:
-            # The step that drafts in place of the next tokens is done; the host takes time, too.
-            self._drafting_ns = self._costs.draft_ns(rows.round.num_rows, rows.round.num_context_tokens)
-            self._drafting_ns += self._costs.asynchronous.look_up(rows.round.num_rows)
-            self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.look_up(num_rows)
         ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
         ns_D = ns_D + self._costs.synchronous_ns(num_rows, round.num_context_tokens)
-        ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
-        undrafted_ns = self._target_ns(round.num_rows, round) + message_ns
+        ns_D = ns_D + self._spent.target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
+        undrafted_ns = self._spent.target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
-    def _go_on(self, rows: DraftSequences, features: DraftFeatures) -> None:
-        """Every chain has one more token; a head may have given its estimate of the token before."""
-        draft_slots_R = rows.draft_slots_R
-        known_RF = _known(features, rows.num_drafted - 1)
-        chances_R = self._acceptance.predict(known_RF)
+    def _see(self, rows: DraftSequences, features: DraftFeatures) -> np.ndarray:
+        """[D, R]: the probability that each chain is accepted up to each of its last tokens, by what was
+        known of it then; a head may have given its estimate of the token before."""
+        draft_slots_R, shape = rows.draft_slots_R, features.entropies.shape
+        depths_D = rows.num_drafted - shape[0] + np.arange(shape[0])
+        flat = DraftFeatures(*(each.ravel() for each in features.stacked()))
+        known_CF = _known(flat, depths_D.repeat(shape[1]))
+        chances_DR = self._acceptance.predict(known_CF).reshape(shape)
         if not self.reads_head:
-            self._survival[draft_slots_R] *= chances_R
-            return
-        if rows.earlier_estimates_R is not None:
-            found_RF = with_head(self._last[draft_slots_R], rows.earlier_estimates_R)
-            self._resolved[draft_slots_R] *= self._acceptance_by_head.predict(found_RF)
-        self._last[draft_slots_R] = known_RF
-        self._survival[draft_slots_R] = self._resolved[draft_slots_R] * chances_R
+            chances_DR[0] *= self._survival[draft_slots_R]
+            survival_DR: np.ndarray = chances_DR.cumprod(axis=0)
+            self._survival[draft_slots_R] = survival_DR[-1]
+            return survival_DR
+        by_head_DR, known_DRF = np.ones(shape), known_CF.reshape(*shape, NUM_FEATURES)
+        if rows.earlier_estimates_DR is not None:
+            before_DRF = np.concatenate([self._last[None, draft_slots_R], known_DRF[:-1]])
+            is_known_DR = ~np.isnan(rows.earlier_estimates_DR)
+            found_CF = with_head(before_DRF[is_known_DR], rows.earlier_estimates_DR[is_known_DR])
+            by_head_DR[is_known_DR] = self._acceptance_by_head.predict(found_CF)
+        by_head_DR[0] *= self._resolved[draft_slots_R]
+        resolved_DR = by_head_DR.cumprod(axis=0)
+        self._resolved[draft_slots_R], self._last[draft_slots_R] = resolved_DR[-1], known_DRF[-1]
+        return resolved_DR * chances_DR
 
-    def _count_steps(self, rows: DraftSequences, num_rows: int, num_steps: int) -> None:
-        """So many steps follow, of so many sequences."""
-        self._num_tokens += num_rows * num_steps
-        self._num_steps += num_steps if num_rows else 0
-        step_ns = self._costs.draft_ns(num_rows, rows.round.num_context_tokens)
-        for _ in range(num_steps):
-            self._drafting_ns += step_ns
-
-    def _most_steps(self, rows: DraftSequences) -> int:
+    def _most_steps(self, round: RoundContext, num_drafted: int) -> int:
         """For how many further steps the round has room."""
-        most_tokens, room = self.max_draft_tokens, rows.round.most_tokens
-        return (most_tokens if room is None else min(most_tokens, room)) - rows.num_drafted
+        most_tokens, room = self.max_draft_tokens, round.most_tokens
+        return (most_tokens if room is None else min(most_tokens, room)) - num_drafted
 
-    def _sequences_that_pay(self, rows: DraftSequences) -> np.ndarray:
-        """bool [R]: the sequences of the best plan (numbers of sequences and of further steps, as many as the
-        round has room for), if it pays."""
-        num_rows, num_steps = len(rows.draft_slots_R), self._most_steps(rows)
-        if not num_rows or num_steps <= 0:
-            return np.zeros(num_rows, bool)
-        worth_RS = self._survival[rows.draft_slots_R, None] * self._worth[rows.draft_slots_R, :num_steps]
-        order_R = (-worth_RS[:, 0]).argsort(kind="stable")
-        value_RS = worth_RS[order_R].cumsum(axis=0)
-        value_RS -= self._goodput * self._plan_ns(rows, num_steps, self._drafting_ns, self._num_tokens)
-        best_row, best_step = divmod(int(value_RS.argmax()), num_steps)
-        wants_R = np.zeros(num_rows, bool)
-        if value_RS[best_row, best_step] > 0:
-            wants_R[order_R[: best_row + 1]] = True
-        return wants_R
-
-    def _plan_ns(
-        self, rows: DraftSequences, num_steps: int, spent_ns: float | np.ndarray, num_tokens: Sizes
+    def _sequences_that_pay(
+        self, round: RoundContext, draft_slots_A: np.ndarray, survival_A: np.ndarray, num_drafted: int
     ) -> np.ndarray:
-        """[.., R, S]: the time added by 1, 2, ... sequences with 1, 2, ... further steps, after drafting so
-        long and so many tokens."""
-        num_rows, round = len(rows.draft_slots_R), rows.round
-        context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
-        if num_rows > len(self._tokens_RD) or context != self._drafting_context:
-            counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
-            self._tokens_RD = counts_R[:, None] * self._steps_D
-            draft_ns_R = self._costs.draft_ns(counts_R, round.num_context_tokens)
-            self._drafting_RD = draft_ns_R[:, None] * self._steps_D
-            self._drafting_context = context
-        drafting_RS = self._drafting_RD[:num_rows, :num_steps]
-        if round.is_asynchronous:
-            over_ns = spent_ns - self._target_ns(round.num_pass_tokens, round)
-            return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns))
-        num_tokens = round.num_pass_tokens + num_tokens
-        verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        added_RS = drafting_RS + verifying_RS - self._target_ns(num_tokens, round)
-        if not rows.num_drafted:
-            counts_R = np.arange(1, num_rows + 1)
-            added_RS = added_RS + self._costs.synchronous_ns(counts_R, round.num_context_tokens)[:, None]
-        return added_RS
-
-    def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
-        """A target pass in this round, of so many tokens."""
-        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
+        """bool [A]: the sequences of the best plan (numbers of sequences and of further steps, as many as the
+        round has room for), if it pays."""
+        num_rows, num_steps = len(draft_slots_A), self._most_steps(round, num_drafted)
+        if num_steps <= 0:
+            return np.zeros(num_rows, bool)
+        worth_AS = survival_A[:, None] * self._worth[draft_slots_A, :num_steps]
+        order_A = (-worth_AS[:, 0]).argsort(kind="stable")
+        value_AS = worth_AS[order_A].cumsum(axis=0)
+        value_AS -= self._goodput * self._spent.added_ns(round, num_rows, num_steps, is_first=not num_drafted)
+        best_row, best_step = divmod(int(value_AS.argmax()), num_steps)
+        pays_A = np.zeros(num_rows, bool)
+        if value_AS[best_row, best_step] > 0:
+            pays_A[order_A[: best_row + 1]] = True
+        return pays_A
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
         known_CF = _known(features, depths_C)
@@ -370,13 +384,11 @@ class Goodput(RegisteredPolicy):
 
     def _with_estimates(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The indices of the tokens whose estimates are known, and their features with the estimates."""
-        if not self.reads_head or features.estimates_R is None:
+        if not self.reads_head or features.estimates is None:
             return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
-        index = np.flatnonzero(~np.isnan(features.estimates_R))
-        return index, with_head(known_CF[index], features.estimates_R[index])
+        index = np.flatnonzero(~np.isnan(features.estimates))
+        return index, with_head(known_CF[index], features.estimates[index])
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray | int) -> np.ndarray:
-    return token_features(
-        features.entropies_R, features.probabilities_R, features.top_probabilities_R, depths_C
-    )
+    return token_features(features.entropies, features.probabilities, features.top_probabilities, depths_C)

@@ -7,13 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftSequences, WithoutHistory
+from specdist.policies.base import DraftSequences
 from specdist.policies.lengths.thresholds import NINTHS
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
     Grid,
-    HeadKind,
     RegisteredPolicy,
     policy_option,
     shared_option,
@@ -35,7 +34,7 @@ ZHONG_2025 = Reference(
 
 
 @dataclass(kw_only=True)
-class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
+class SpecDecPlusPlus(RegisteredPolicy):
     """SpecDec++ (Huang, Guo, Wang 2024): stop once some token of the block is likely to be rejected.
 
     A threshold on that probability is a sufficient condition for stopping (Theorem 4.3). The acceptance head
@@ -57,20 +56,23 @@ class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
     drafts = "until a rejection before the last token is likelier than h, by the acceptance head's estimates"
     papers = (HUANG_2024,)
     grid: ClassVar[Grid] = {"stop_threshold": NINTHS}
-    uses_features = False
-    head_kind: ClassVar[HeadKind] = "acceptance"
-    needs_last_estimate: ClassVar[bool] = False
+    reads_head = True
+    head_kind = "acceptance"
     # By draft slot: probability that all of its block is accepted.
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        draft_slots_R = rows.draft_slots_R
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        draft_slots_R, estimates_DR = rows.draft_slots_R, rows.earlier_estimates_DR
         if rows.num_drafted == 0:
             self._begin(draft_slots_R)
-        elif rows.earlier_estimates_R is not None:
-            self._survival[draft_slots_R] *= rows.earlier_estimates_R
-        is_below_R = 1 - self._survival[draft_slots_R] <= self.stop_threshold
-        return is_below_R & (rows.num_drafted < self.max_draft_tokens)
+        if estimates_DR is None:
+            return np.full(len(draft_slots_R), self.max_draft_tokens)
+        # Of the token before a block nothing is asked.
+        survival_DR = np.where(np.isnan(estimates_DR), 1.0, estimates_DR)
+        survival_DR[0] *= self._survival[draft_slots_R]
+        survival_DR = survival_DR.cumprod(axis=0)
+        self._survival[draft_slots_R] = survival_DR[-1]
+        return rows.up_to_first(1 - survival_DR <= self.stop_threshold, self.max_draft_tokens)
 
     def _begin(self, draft_slots_R: np.ndarray) -> None:
         size = int(draft_slots_R.max(initial=-1)) + 1
@@ -80,7 +82,7 @@ class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sprinter(WithoutHistory, RegisteredPolicy):
+class Sprinter(RegisteredPolicy):
     """SPRINTER (Zhong, Teku, Tandon 2025): draft until a small verifier doubts a token.
 
     After every drafted token x the verifier V estimates how likely Q(x) / P(x) is at most λ, a constant of
@@ -106,12 +108,12 @@ class Sprinter(WithoutHistory, RegisteredPolicy):
     drafts = "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
     papers = (ZHONG_2025,)
     grid: ClassVar[Grid] = {"verifier_threshold": NINTHS}
-    uses_features = False
-    head_kind: ClassVar[HeadKind] = "verifier"
-    needs_last_estimate: ClassVar[bool] = True
+    reads_head = True
+    head_kind = "verifier"
+    needs_last_estimate = True
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
-        if rows.features is not None and rows.features.estimates_R is not None:
-            wants_R &= rows.features.estimates_R >= self.verifier_threshold
-        return wants_R
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        if rows.features is None or rows.features.estimates is None:
+            return np.full(len(rows.slots_R), self.max_draft_tokens)
+        is_sure_DR = rows.features.estimates >= self.verifier_threshold
+        return rows.up_to_first(is_sure_DR, self.max_draft_tokens)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftFeatures, DraftSequences, VerifiedBlocks, WithoutHistory
+from specdist.policies.base import DraftFeatures, DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
     AMOUNT,
     MAX_DRAFT_TOKENS,
@@ -61,18 +61,17 @@ class ThresholdPolicy(RegisteredPolicy):
     uses_features = True
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
-        """bool [R]: draft another after tokens with these features?"""
+        """bool [D, R]: draft another after tokens with these features?"""
         raise NotImplementedError
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
-        if rows.features is not None:
-            wants_R &= self.goes_on(rows.features, rows.histories_RH)
-        return wants_R
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        if rows.features is None:
+            return np.full(len(rows.slots_R), self.max_draft_tokens)
+        return rows.up_to_first(self.goes_on(rows.features, rows.histories_RH), self.max_draft_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceThreshold(WithoutHistory, ThresholdPolicy):
+class ConfidenceThreshold(ThresholdPolicy):
     """The ``assistant_confidence_threshold`` of transformers, the simple form of DISCO (Mamou et al. 2024):
     goes on while the drawn token's probability is at least ``stop_probability``. transformers also moves the
     threshold where scikit-learn is installed; here it stays."""
@@ -86,11 +85,11 @@ class ConfidenceThreshold(WithoutHistory, ThresholdPolicy):
     grid: ClassVar[Grid] = {"stop_probability": NINTHS}
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
-        return features.probabilities_R >= self.stop_probability
+        return features.probabilities >= self.stop_probability
 
 
 @dataclass(frozen=True, kw_only=True)
-class Svip(WithoutHistory, ThresholdPolicy):
+class Svip(ThresholdPolicy):
     """SVIP (Zhang et al. 2024): stops where the draft's entropy bounds the chance of acceptance too low.
 
     Pinsker's inequality, and a cross entropy that is about c times the draft's own entropy H, give an
@@ -107,7 +106,7 @@ class Svip(WithoutHistory, ThresholdPolicy):
     grid: ClassVar[Grid] = {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)}
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
-        return np.sqrt(features.entropies_R) <= self.stop_root_entropy
+        return np.sqrt(features.entropies) <= self.stop_root_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ class DraftVerify(ThresholdPolicy):
         return 0.0, self.stop_probability
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
-        return features.probabilities_R >= histories_RH[:, THRESHOLD]
+        return features.probabilities >= histories_RH[:, THRESHOLD]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         return moved_histories(
@@ -177,7 +176,7 @@ class AdaEdl(ThresholdPolicy):
         return 0.0, self.stop_bound
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
-        return 1 - np.sqrt(self.entropy_factor * features.entropies_R) >= histories_RH[:, THRESHOLD]
+        return 1 - np.sqrt(self.entropy_factor * features.entropies) >= histories_RH[:, THRESHOLD]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         return moved_histories(

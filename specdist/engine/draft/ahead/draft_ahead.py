@@ -16,13 +16,13 @@ from functools import partial
 
 import numpy as np
 
-from specdist.engine.draft.ahead.branches import DraftBranches, LookedFor
+from specdist.engine.draft.ahead.branches import DraftBranches
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
+from specdist.policies import LengthPolicy, RoundContext
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.ranges import places_from
@@ -59,7 +59,7 @@ class AheadDrafter:
         self._max_draft_tokens, self._max_ahead_tokens = policy.max_draft_tokens, max_tokens
         # Rounds in which the model does nothing, with this one.
         self._num_quiet = 0
-        self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
+        self._batch_policy = policy if policy.is_for_batch else None
         self.branches = DraftBranches(runner, draft_state, settings, chooser, num_branches=ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
@@ -195,61 +195,39 @@ class AheadDrafter:
         have worked ahead. ``learn``: from the last round, where that is still to be done; called then, too.
         The policy is not asked about ``a_1``.
         """
-        has_chosen = self.shape.num_ahead < 2
-        if has_chosen:
+        works_ahead_anyway = self.shape.num_ahead > 1
+        if not works_ahead_anyway:
             self._choose(request)
         if not self.shape.num_ahead:
             learn()
             if self._num_quiet:
                 self._catch_up(request.slots_R)
             return
-        state = self._draft_state
-        slots_S = request.slots_R
-        if len(request.context):
-            contexts = np.unique(request.context.slots_T)
-            complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
-            slots_S = np.concatenate([slots_S, complete])
+        state, slots_S = self._draft_state, self._drafted_ahead_of(request)
+        num_ready_S, num_left_S = state.num_candidates[slots_S], state.num_ahead[slots_S]
+        tails_S = state.num_committed[slots_S] + num_ready_S + num_left_S
+        room_S = np.maximum(state.max_lengths[slots_S] - tails_S - 1, 0)
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
-        num_left_S = state.num_ahead[slots_S]
-        tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
-        room_S = state.max_lengths[slots_S] - tails_S - 1
-        looked: list[LookedFor] = []
-
-        def choose() -> None:
-            nonlocal has_chosen
-            if not has_chosen:
-                has_chosen = True
-                self._choose(request)
-
-        def meanwhile() -> None:
-            choose()
-            # Before learning: the host waits once, for a_1 and for what follows from its scores.
-            if not looked:
-                num_ahead_S = num_left_S + self._draft_loop.num_wanted(first)
-                looked.append(self.branches.look(slots_S, num_ahead_S, self.shape))
-            learn()
-
-        round_ahead = partial(self._round, request, slots_S, num_block_tokens, is_asynchronous=True)
         first = DraftBatch(
             draft_slots_R=slots_S,
             slots_R=slots_S,
             tails_R=tails_S,
-            num_wanted_R=np.where(num_left_S, 0, np.minimum(np.maximum(room_S, 0), 1)),
+            num_wanted_R=np.where(num_left_S, 0, np.minimum(room_S, 1)),
             reach_R=np.ones(len(slots_S)),
-            round=round_ahead,
+            round=partial(self._round, request, slots_S, num_block_tokens, is_asynchronous=True),
             uses_policy=False,
-            meanwhile=meanwhile,
         )
-        num_first_S = self._draft_loop.extend(first)
-        choose()
+        drafting = self._draft_loop.launch(first)
+        if works_ahead_anyway:
+            self._choose(request)
+        # Before learning: the host waits once, for a_1 and for what follows from its scores. An a_1 whose
+        # logits are not finite is among these places, and of no use there.
+        num_expected_S = num_left_S + self._draft_loop.num_wanted(first)
+        looked = self.branches.look(slots_S, num_expected_S, self.shape)
         learn()
+        num_first_S = self._draft_loop.collect(drafting)
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
-        # Where the loop had no time in between; else an a_1 whose logits were not finite is among the places,
-        # and of no use there.
-        if not looked:
-            looked.append(self.branches.look(slots_S, num_ahead_S, self.shape))
-        branches = self.branches.open(slots_S, looked[0], self.shape, self._draft_loop.is_stop_V)
-        num_ready_S = state.num_candidates[slots_S]
+        branches = self.branches.open(slots_S, looked, self.shape, self._draft_loop.is_stop_V)
         # a_1 is not a candidate, whether it was forced or not.
         num_free_S = state.num_free(slots_S, num_ready_S + num_ahead_S)
         num_free_S = num_free_S - state.num_free(slots_S, num_ready_S + np.minimum(num_ahead_S, 1))
@@ -268,8 +246,16 @@ class AheadDrafter:
                 num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
                 most_R=np.minimum(np.concatenate([most_S, most_B]), room_R),
                 reach_R=np.concatenate([first.reach_R, branches.chances_B]),
-                round=round_ahead,
+                round=first.round,
             )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
         self.branches.table.open(branches, num_drafted_R[len(slots_S) :])
+
+    def _drafted_ahead_of(self, request: ProposalRequest) -> np.ndarray:
+        """Slots of the sequences that decode, and of those whose contexts are complete in this pass."""
+        if not len(request.context):
+            return request.slots_R
+        state, contexts = self._draft_state, np.unique(request.context.slots_T)
+        is_complete = state.num_committed[contexts] == state.context_lengths[contexts]
+        return np.concatenate([request.slots_R, contexts[is_complete]])

@@ -10,8 +10,6 @@ V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from torch import Tensor
 
@@ -94,6 +92,11 @@ class HeadReader:
         self._features = features
         self._keeps_estimates = keeps_estimates
 
+    @property
+    def reads_drawing_state(self) -> bool:
+        """Whether an estimate comes with the token's draw."""
+        return self._runner.head_reads_drawing_state
+
     def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
         """What the head reads beside hidden states, on the device.
 
@@ -111,27 +114,17 @@ class HeadReader:
 
     def of_step(self, estimates_A: Tensor, features_3A: Tensor | None) -> Tensor:
         """Those of a pass and of the draw after it, on the device; ``features``: of what was drawn."""
-        if not self._runner.head_reads_drawing_state:
+        if not self.reads_drawing_state:
             return estimates_A
         assert features_3A is not None
         return self._runner.estimates_of_draws(estimates_A, features_3A)
 
-    def keep(self, estimates_A: np.ndarray, places: Places, *, is_first: bool) -> Estimates:
-        """Of a step that has drawn the tokens at these ``places``, on the host. Before the first step stands
-        a token that is not in the block; if the draft has not drawn it, it has no estimate."""
-        if self._runner.head_reads_drawing_state:
-            self._features.keep_estimates(places, estimates_A)
-            return Estimates(None, estimates_A)
-        if self._keeps_estimates:
+    def keep(self, estimates_T: np.ndarray, places: Places, *, is_first_T: np.ndarray) -> None:
+        """Keep those of steps that have drawn the tokens at these ``places``. Before a first step stands a
+        token that is not in the block; if the draft has not drawn it, it has no estimate."""
+        if self.reads_drawing_state:
+            self._features.keep_estimates(places, estimates_T)
+        elif self._keeps_estimates:
             earlier = places[0], places[1] - 1
-            if is_first:
-                estimates_A = np.where(self._features.is_drafted(earlier), estimates_A, UNKNOWN)
-            self._features.keep_estimates(earlier, estimates_A)
-        return Estimates(None if is_first else estimates_A, None)
-
-
-class Estimates(NamedTuple):
-    """As a policy is told of them: of the tokens before those of a step, and of these."""
-
-    earlier_A: np.ndarray | None
-    own_A: np.ndarray | None
+            is_known_T = ~is_first_T | self._features.is_drafted(earlier)
+            self._features.keep_estimates(earlier, np.where(is_known_T, estimates_T, UNKNOWN))

@@ -213,16 +213,16 @@ class DraftRuns:
             return uniforms_DR[depths_A[0]]
         return uniforms_DR[upload(device, depths_A, active_A)]
 
-    def receive(self, given: list[GivenSteps]) -> tuple[list[DrawnTokens], NextTokens | None]:
+    def receive(self, given: list[GivenSteps]) -> tuple[DrawnTokens, NextTokens | None]:
         """Wait for what the steps have drawn, and for next tokens that were not known."""
         unknown, self.unknown = self.unknown, None
-        if unknown is None and len(given) <= 1:
-            return [each.tokens(each.columns_DCA.cpu()) for each in given], None
+        if unknown is None and len(given) == 1:
+            return given[0].tokens(given[0].columns_DCA.cpu()), None
         columns = [each.columns_DCA.flatten() for each in given]
         columns += [] if unknown is None else [unknown.token_ids_W.double()]
         on_host = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu()
         parts = on_host.split([len(each) for each in columns])
-        tokens = [each.tokens(part) for each, part in zip(given, parts, strict=False)]
+        tokens = DrawnTokens.joined([each.tokens(part) for each, part in zip(given, parts, strict=False)])
         return tokens, unknown and unknown._replace(token_ids_W=parts[-1].long())
 
 

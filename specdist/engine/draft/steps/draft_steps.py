@@ -7,7 +7,6 @@ and last a head's estimates, if there is one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +34,6 @@ class DraftBatch:
         round: for which is drafted.
         uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
             that repeats one of which the policy has decided before.
-        meanwhile: what else there is to do; called where the device has steps to take, as often as it may be.
     """
 
     draft_slots_R: np.ndarray
@@ -45,7 +43,6 @@ class DraftBatch:
     reach_R: np.ndarray
     round: Callable[[], RoundContext]
     uses_policy: bool = True
-    meanwhile: Callable[[], None] = lambda: None
     most_R: np.ndarray | None = None
 
     @cached_property
@@ -131,10 +128,24 @@ class DrawnTokens(NamedTuple):
     @staticmethod
     def joined(parts: list[DrawnTokens]) -> DrawnTokens:
         """Those of consecutive steps."""
-        if len(parts) == 1:
-            return parts[0]
+        if len(parts) < 2:
+            return parts[0] if parts else NO_TOKENS
         index, depths, columns = zip(*parts, strict=True)
         return DrawnTokens(np.concatenate(index), np.concatenate(depths), np.concatenate(columns, axis=1))
+
+    def grid(self, index_A: np.ndarray, first: int, end: int) -> np.ndarray:
+        """[C, D, A]: columns of these sequences' tokens of the steps from ``first`` to before ``end``; NaN
+        where there is none."""
+        shape = len(self.columns_CT), end - first, len(index_A)
+        line_of = np.full(max(self.index_T.max(initial=0), index_A.max(initial=0)) + 1, -1)
+        line_of[index_A] = np.arange(len(index_A))
+        lines_T = line_of[self.index_T]
+        if len(lines_T) == shape[1] * shape[2] and self.depths_T[0] >= first and (lines_T >= 0).all():
+            return self.columns_CT.reshape(shape)
+        found = np.flatnonzero((lines_T >= 0) & (self.depths_T >= first))
+        columns_CDA = np.full(shape, np.nan)
+        columns_CDA[:, self.depths_T[found] - first, lines_T[found]] = self.columns_CT[:, found]
+        return columns_CDA
 
     @property
     def token_ids_T(self) -> np.ndarray:
@@ -145,35 +156,12 @@ class DrawnTokens(NamedTuple):
         return self.columns_CT[2:5] if has_features(self.columns_CT) else None
 
 
+NO_TOKENS = DrawnTokens(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((2, 0)))
+
+
 def has_features(columns: Tensor | np.ndarray) -> bool:
     """Whether there are more columns than those of ids, probabilities and estimates."""
     return len(columns) > 3
-
-
-class Told(NamedTuple):
-    """What a policy is told of the tokens that were drawn last: their indices in the draft batch, their
-    features, and a head's estimates of the tokens before them."""
-
-    index_A: np.ndarray
-    features: DraftFeatures | None
-    earlier_estimates_A: np.ndarray | None = None
-
-    def select(self, keep_A: np.ndarray) -> Told:
-        """Those of a mask."""
-        if keep_A.all():
-            return self
-        features, earlier_A = self.features, self.earlier_estimates_A
-        return Told(
-            self.index_A[keep_A],
-            None if features is None else features.select(keep_A),
-            None if earlier_A is None else earlier_A[keep_A],
-        )
-
-    def with_estimates(self, estimates_A: np.ndarray) -> Told:
-        """With a head's estimates of the tokens themselves."""
-        if self.features is None:
-            return self._replace(features=DraftFeatures.of_head(estimates_A))
-        return self._replace(features=dataclasses.replace(self.features, estimates_R=estimates_A))
 
 
 @dataclass
@@ -181,61 +169,69 @@ class Drafting:
     """A batch that is being drafted.
 
     Attributes:
-        asks: whether the policy has a say; ``looks``: and its answers depend on what has been drawn.
-        num_wanted_R: most tokens to draw; ``limits_R``: positions that no token may reach.
+        looks: whether the policy is asked about drawn tokens.
+        num_wanted_R: most tokens to draw, as far as is known; a sequence goes on while it has fewer.
+        limits_R: positions that no token may reach.
         begins_R: position of the token of step 0, if it came after all tokens that were forced so far.
-        ends_R: positions after the last tokens that are kept.
-        goes_on_R: those that need the next step, as far as is known on the host.
         uniforms_DR: the random numbers of all positions from the first new one on, if they are drawn at once.
         active_A, newest: whom the device has drawn for in its last step, and what.
-        num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
-            after each.
-        told: what is known of the tokens of the last step.
+        num_steps, num_needed: steps that the device was given, and those that a loop would have taken that
+            waits after each.
+        given: steps that the device has been given last, until they are received.
+        is_asked: whether the policy has been asked about the blocks' beginnings.
         confidences_RB: of the places of blocks whose lengths were chosen before any draw.
     """
 
     batch: DraftBatch
-    asks: bool
+    policy_state: PolicyState
     looks: bool
     num_wanted_R: np.ndarray
     limits_R: np.ndarray
-    goes_on_R: np.ndarray = field(init=False)
     begins_R: np.ndarray = field(init=False)
-    ends_R: np.ndarray = field(init=False)
     active_A: np.ndarray = field(init=False)
     uniforms_DR: Tensor | None = None
     newest: Step | None = None
     num_steps: int = 0
     num_needed: int = 0
-    told: Told | None = None
+    given: list[GivenSteps] = field(default_factory=list)
+    is_asked: bool = False
     confidences_RB: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        tails_R = self.batch.tails_R
-        self.goes_on_R, self.active_A = self.limits_R > tails_R, np.arange(len(tails_R))
-        self.begins_R, self.ends_R = tails_R.copy(), tails_R.copy()
+        self.begins_R, self.active_A = self.batch.tails_R.copy(), np.arange(len(self.batch.tails_R))
 
-    def still_going(self, tokens: DrawnTokens) -> DrawnTokens:
-        """Those of sequences that go on."""
-        return tokens if self.goes_on_R.all() else tokens.select(self.goes_on_R[tokens.index_T])
+    @property
+    def ends_R(self) -> np.ndarray:
+        """Positions after the last tokens that are kept."""
+        ends_R: np.ndarray = self.begins_R + np.minimum(self.num_wanted_R, self.num_steps)
+        return ends_R
+
+    def shorten(self, index_A: np.ndarray, lengths_A: np.ndarray) -> None:
+        """Let these have no more than so many drawn tokens."""
+        self.num_wanted_R[index_A] = np.minimum(self.num_wanted_R[index_A], lengths_A)
 
     def places(self, index_T: np.ndarray, depth: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draft slots and positions of what is drawn by a step, or by one step each."""
         return self.batch.draft_slots_R[index_T], self.begins_R[index_T] + depth
 
     def sequences(
-        self, active_A: np.ndarray, depth: int, policy_state: PolicyState, told: Told | None = None
+        self,
+        index_A: np.ndarray,
+        num_drafted: int,
+        features: DraftFeatures | None = None,
+        earlier_estimates_DA: np.ndarray | None = None,
     ) -> DraftSequences:
         """What the policy is asked about, of those with these indices."""
-        slots_A = self.batch.slots_R[active_A]
+        slots_A = self.batch.slots_R[index_A]
         return DraftSequences(
             slots_R=slots_A,
-            draft_slots_R=self.batch.draft_slots_R[active_A],
-            histories_RH=policy_state.of(slots_A),
-            num_drafted=depth,
-            features=told and told.features,
-            earlier_estimates_R=told and told.earlier_estimates_A,
-            reach_R=self.batch.reach_R[active_A],
+            draft_slots_R=self.batch.draft_slots_R[index_A],
+            histories_RH=self.policy_state.of(slots_A),
+            num_drafted=num_drafted,
+            features=features,
+            earlier_estimates_DR=earlier_estimates_DA,
+            most_R=self.num_wanted_R[index_A],
+            reach_R=self.batch.reach_R[index_A],
             round=self.batch.known_round,
         )
 

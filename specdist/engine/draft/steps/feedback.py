@@ -15,7 +15,7 @@ import numpy as np
 
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.policies import BatchPolicy, LengthPolicy
+from specdist.policies import LengthPolicy
 
 
 class _Verified(NamedTuple):
@@ -45,7 +45,7 @@ class Feedback:
         """``observe``: is told how many verified tokens of each sequence were accepted, and whether one was
         rejected."""
         self._draft_state, self._policy_state, self._observe = draft_state, policy_state, observe
-        self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
+        self._batch_policy = policy if policy.is_for_batch else None
         self._verified: _Verified | None = None
 
     def keep(

@@ -64,14 +64,13 @@ class ForcedTokens:
         self._pass_counts.count_forced(len(ids_T))
         return counts_A, is_over_A
 
-    def before_step(self, drafting: Drafting) -> None:
-        """Put them before the next step of those that go on; its pass has to run them, too."""
-        active_A, slots_R = np.flatnonzero(drafting.goes_on_R), drafting.batch.draft_slots_R
-        ends_A, limits_A = drafting.ends_R[active_A], drafting.limits_R[active_A]
-        counts_A, is_over_A = self.add(slots_R[active_A], ends_A, limits_A)
-        drafting.ends_R[active_A] += counts_A
-        drafting.begins_R[active_A] += counts_A
-        drafting.goes_on_R[active_A] = ~is_over_A & (ends_A + counts_A < limits_A)
+    def extend(self, drafting: Drafting, index_A: np.ndarray) -> None:
+        """Put them after what these sequences have so far; the next step's pass has to run them, too."""
+        ends_A, limits_A = drafting.ends_R[index_A], drafting.limits_R[index_A]
+        counts_A, is_over_A = self.add(drafting.batch.draft_slots_R[index_A], ends_A, limits_A)
+        drafting.begins_R[index_A] += counts_A
+        is_over_A |= ends_A + counts_A >= limits_A
+        drafting.shorten(index_A[is_over_A], np.full(int(is_over_A.sum()), drafting.num_steps))
         drafting.newest = None
 
     def after(self, lines_R: np.ndarray, tails_R: np.ndarray, most_R: np.ndarray) -> np.ndarray:
