@@ -86,8 +86,7 @@ def test_bfloat16_is_nearer_to_exact_numbers_than_transformers() -> None:
 def logits_of(runner: ModelRunner, rows: list[np.ndarray], cuts: list[list[int]]) -> list[torch.Tensor]:
     """Each row's logits, when pass number i runs it from ``cuts[row][i]`` to ``cuts[row][i + 1]``."""
     width = -(-max(LENGTHS) // PAGE_SIZE)
-    assert runner._table is not None
-    runner._table.pages[:] = np.random.default_rng(1).permutation(width * 2).reshape(2, width)
+    runner.pages.pages[:] = np.random.default_rng(1).permutation(width * 2).reshape(2, width)
     parts: list[list[torch.Tensor]] = [[] for _ in rows]
     for step in range(len(cuts[0]) - 1):
         spans = [np.arange(own[step], own[step + 1]) for own in cuts]

@@ -133,7 +133,7 @@ def measure_costs(
     context, is_disturbed = context_of(assembly, workload)[0], False
     costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
     # Not of a draft that reads the target's states, which nobody sends it here.
-    if has_host and draft is not None and not draft.reads_states:
+    if has_host and draft is not None and draft.receiver is None:
         assert target is not None
         begin("measuring rounds of the engine")
         begin_ns, waiting = budget.spent_ns, Waiting()
@@ -288,7 +288,7 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    if draft.drafts_blocks:
+    if draft.blocks is not None:
         timer(widest, widest, contexts[0])
         goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
         steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])

@@ -24,7 +24,6 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
 from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, for_layers, model_positions
 from specdist.models.batch.segments import PagedSegments, aligned
-from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
@@ -81,7 +80,6 @@ class StaticRuns:
     def __init__(
         self,
         passes: StaticPasses,
-        page_table: BranchPageTable,
         capturer: Capturer | None,
         dtype: torch.dtype,
         head: HiddenStateHead | None = None,
@@ -90,13 +88,12 @@ class StaticRuns:
     ) -> None:
         """
         Args:
-            page_table: of the runner.
             dtype: of the model; ``head``: that its passes run; ``on_pass``: called after a run.
             rope_border: of the model.
         """
         self._rope_border = rope_border
         self._passes = passes
-        self._table = page_table
+        self._table = passes.page_table
         self._on_pass = on_pass
         self._tolerance = TOLERANCES[dtype]
         self._head = head

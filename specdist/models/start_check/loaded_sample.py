@@ -22,15 +22,16 @@ from transformers import PreTrainedModel
 from specdist.config.groups import ModelImpl
 from specdist.models.attention import probe
 from specdist.models.attention.attention import AttentionCall, LayerAttention
-from specdist.models.batch.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch, model_positions
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.families.adapters import is_paged_by_registry
 from specdist.models.passes import compiled_check, fusing
 from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.hidden import find_layers
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.torch_pass import TorchPass
 from specdist.models.recurrent.mixers import Mixer
-from specdist.models.start_check.reference import LAYER_NUMBERS, NUM_STEPS, Sample, find_layers, layered
+from specdist.models.start_check.reference import LAYER_NUMBERS, NUM_STEPS, Sample, layered
 
 PAGE_SIZE = 16
 # Of the prompt, in the first pass.
@@ -58,7 +59,7 @@ def run_loaded(
     experts = contextlib.nullcontext() if sample.experts is None else sample.experts.alone(model)
     with _only_layers(model, sample), experts, _unsaid():
         plainly = dataclasses.replace(acceleration, is_compiled=False, keeps_latents=False)
-        plain = _RecordingRunner(model, device, plainly, model_impl="transformers")
+        plain = ModelRunner(model, device, plainly, model_impl="transformers", make_pass=_RecordingPass)
         longest = max((rules.window or 0 for rules in plain.rules.values()), default=0)
         if longest >= sample.num_tokens:
             raise NotImplementedError(f"a window of {longest} tokens is too long for a check")
@@ -119,9 +120,9 @@ def _run(runner: ModelRunner, sample: Sample) -> Tensor:
     positions = np.array(sample.rows)
     found = []
     for rows_T, places_T in _passes(sample):
-        positions_T = runner.model_positions(rows_T, positions[rows_T, places_T])
+        positions_T = model_positions(rows_T, positions[rows_T, places_T], runner.pages, runner.rope_border)
         batch = FlatBatch(token_ids[rows_T, places_T], rows_T, places_T, position_ids_T=positions_T)
-        logits = runner.forward_seen(batch, pages, np.arange(len(batch)))
+        logits = runner.forward_over(batch, pages, np.arange(len(batch)))
         found.append(logits.float().cpu())
     return torch.cat(found)
 
@@ -135,10 +136,6 @@ class _RecordingPass(TorchPass):
 
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         return _Recording(super().attention(batch, pages_SP), self.recorded)
-
-
-class _RecordingRunner(ModelRunner):
-    pass_class = _RecordingPass
 
 
 @dataclasses.dataclass

@@ -33,6 +33,7 @@ from specdist.models.files.weight_files import StoredTensors, open_weights, stor
 from specdist.models.loading.quantized_experts import QuantizedExperts
 from specdist.models.loading.quantized_loading import QuantizedParts
 from specdist.models.loading.weight_names import WeightNames
+from specdist.models.passes.hidden import find_layers
 from specdist.models.quantized.input_rounding import rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
@@ -373,19 +374,6 @@ def _round_inputs(
 ) -> tuple[Tensor]:
     x_TK = inputs[0].flatten(0, -2)
     return (rounded_values(form, x_TK, static, sizes).view_as(inputs[0]),)
-
-
-def find_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleList]:
-    """The list of decoder layers, the module that holds it, and its name there. Raises
-    NotImplementedError."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    num_layers = model.config.get_text_config().num_hidden_layers
-    for within in (decoder, model):
-        for owner in within.modules():
-            for leaf, module in owner.named_children():
-                if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-                    return owner, leaf, module
-    raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
 
 
 def layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:

@@ -27,15 +27,13 @@ class EmulatedDrafter(EmulatedRunner):
     ``state_ns``: that a token's states are on their way.
     """
 
-    reads_states = True
-
     def __init__(
         self, model: MarkovModel, pace: Pace, device: EmulatedDevice, *, block_tokens: int, state_ns: float
     ) -> None:
         super().__init__(model, pace, device)
-        self.runs = None
+        self.runs, self.receiver = None, self
         self._block_tokens, self._state_ns = block_tokens, state_ns
-        self.drafts_blocks = block_tokens > 0
+        self.blocks = self if block_tokens else None
         self._begins, self._num_run, self._waiting_ns = True, 0, 0
 
     def num_run(self, batch: FlatBatch) -> int:
@@ -65,7 +63,7 @@ class EmulatedDrafter(EmulatedRunner):
     def confidences(
         self, batch: FlatBatch, logits_index: np.ndarray, top_of: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """float32 [A, P]: see :meth:`BlockRunner.confidences`."""
+        """float32 [A, P]: see :class:`specdist.models.passes.runner.BlockForwards`."""
         self._queue.queue(self._block_ns(batch, Segments.of(batch), len(logits_index)))
         with self._queue.standing_in():
             token_ids_A, found = last_ids(batch, logits_index), []
@@ -83,7 +81,7 @@ class EmulatedDrafter(EmulatedRunner):
     def _step_ns(self, batch: FlatBatch, segments: Segments, num_rows: int) -> int:
         if not self.is_full:
             return 0
-        if self.drafts_blocks:
+        if self.blocks is not None:
             self._num_run, drawing_ns = 0, self.pace.drawing_ns(num_rows)
             return drawing_ns + (self._block_ns(batch, segments, num_rows) if self._begins else 0)
         self._num_run = len(batch)

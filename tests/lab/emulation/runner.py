@@ -73,14 +73,17 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
-    has_head = head_uses_features = head_reads_drawing_state = keeps_states = False
-    reads_states = drafts_blocks = False
+    keeps_states = False
+    head = reader = None
+    receiver: Any = None
+    blocks: Any = None
 
     def __init__(
         self, model: MarkovModel, pace: Pace, device: EmulatedDevice, then: MarkovModel | None = None
     ) -> None:
         """``then``: another model, in whose place it changes: see :meth:`fill`."""
         self._models = model, then or model
+        self.cache = self  # of branches
         self._num_left = 0
         self.pace = pace
         self._queue = device

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from specdist.models.passes.runner import ModelRunner
+from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
@@ -88,9 +89,16 @@ class HeadReader:
     """The estimates of a draft's trained head: each of the token before the one that its pass draws, or, of a
     head that reads the drawing state, of the drawn token itself."""
 
-    def __init__(self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool) -> None:
+    def __init__(
+        self,
+        head: HiddenStateHead,
+        device: torch.device,
+        features: TokenFeatures,
+        *,
+        keeps_estimates: bool,
+    ) -> None:
         """``keeps_estimates``: for later."""
-        self._runner = runner
+        self._head, self._device = head, device
         self._features = features
         self._keeps_estimates = keeps_estimates
 
@@ -102,24 +110,24 @@ class HeadReader:
             features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
                 an earlier loop has kept them.
         """
-        if not self._runner.head_uses_features:
+        if not self._head.takes_features:
             return None
         if is_first:
-            (kept_3A,) = upload(self._runner.device, self._features.head_inputs_at(places).astype(np.float64))
+            (kept_3A,) = upload(self._device, self._features.head_inputs_at(places).astype(np.float64))
             return kept_3A.float()
         return features_3A
 
     def of_step(self, estimates_A: Tensor, features_3A: Tensor | None) -> Tensor:
         """Those of a pass and of the draw after it, on the device; ``features``: of what was drawn."""
-        if not self._runner.head_reads_drawing_state:
+        if not self._head.reads_drawing_state:
             return estimates_A
         assert features_3A is not None
-        return self._runner.estimates_of_draws(estimates_A, features_3A)
+        return self._head.estimates_of_draws(estimates_A, features_3A)
 
     def keep(self, estimates_A: np.ndarray, places: Places, *, is_first: bool) -> Estimates:
         """Of a step that has drawn the tokens at these ``places``, on the host. Before the first step stands
         a token that is not in the block; if the draft has not drawn it, it has no estimate."""
-        if self._runner.head_reads_drawing_state:
+        if self._head.reads_drawing_state:
             self._features.keep_estimates(places, estimates_A)
             return Estimates(None, estimates_A)
         if self._keeps_estimates:

@@ -99,9 +99,10 @@ class DraftLoop:
         self._decides_for_all = isinstance(policy, BatchPolicy)
         self._run_policy = policy if isinstance(policy, RunPolicy) else None
         self._block_policy: BlockPolicy | None = None
-        if runner.drafts_blocks and pipeline is None and isinstance(policy, BlockPolicy):
+        if runner.blocks is not None and pipeline is None and isinstance(policy, BlockPolicy):
             self._block_policy = policy
-        self._decides_after_pass = needs_last_estimate(policy) and not runner.head_reads_drawing_state
+        reads_drawing_state = runner.head is not None and runner.head.reads_drawing_state
+        self._decides_after_pass = needs_last_estimate(policy) and not reads_drawing_state
         # Its answer is known; that of a class derived from it is not.
         self._is_constant = type(policy) is FixedLength
         self._has_warned = False
