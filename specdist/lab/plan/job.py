@@ -23,7 +23,7 @@ from specdist.engine.times.timeline import timed
 from specdist.job.models.held_models import unquantized_experts
 from specdist.job.ranks.topology import local_device
 from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
-from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
+from specdist.lab.plan.hardware import GB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
 from specdist.lab.plan.memory import graphs_note
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
@@ -47,7 +47,7 @@ from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_co
 from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
-from specdist.utils.host import available_memory_bytes
+from specdist.utils.host import GIB, available_memory_bytes
 
 TRACE_FILES = "stats/*.trace.arrow"
 # Larger than any cache, so that every product reads its matrix from memory.

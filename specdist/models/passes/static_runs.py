@@ -24,12 +24,13 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
 from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, for_layers, model_positions
 from specdist.models.batch.segments import PagedSegments, aligned
-from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
+from specdist.models.passes.graphs import Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
+from specdist.utils.trial import TOLERANCES
 
 # Steps of a recorded run; a recorded single step is an ordinary pass. Each has graphs of its own.
 RECORDED_LENGTHS = (2, 4, 8)
@@ -95,7 +96,7 @@ class StaticRuns:
         self._passes = passes
         self._table = passes.page_table
         self._on_pass = on_pass
-        self._tolerance = TOLERANCES[dtype]
+        self._tolerance = TOLERANCES[str(dtype)]
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
         # By step: what the largest run so far needed; and by run: what its graph writes to.
