@@ -114,7 +114,6 @@ class _Loading:
             device=self.topology.device,
             vocab_size=self.models.vocab_size,
             group=group,
-            model_impl=self.config.model_impl,
         )
 
     def _target(self, group: dist.ProcessGroup | None) -> ModelRunner:
