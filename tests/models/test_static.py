@@ -46,8 +46,11 @@ def buckets(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     return ran
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("schedule", [SHORT, MIXED], ids=["short", "mixed"])
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [*((family, SHORT) for family in FAMILIES), ("llama", MIXED), ("gemma2", MIXED)],
+    ids=[*FAMILIES, "llama, mixed", "gemma2, mixed"],
+)
 def test_static_passes_match_plain_forwards(
     family: str, schedule: list[Ends], buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +70,7 @@ def test_static_passes_match_plain_forwards(
         assert 0 < len(buckets) < len(schedule)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo"])
 def test_a_kernel_serves_static_and_ragged_passes(
     family: str, buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +100,7 @@ def test_rows_in_parts_and_at_once_are_the_same() -> None:
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo"])
 def test_bfloat16_passes_agree(family: str) -> None:
     """Ragged and static passes of a bfloat16 model, both near the float32 one."""
     plain = tiny_model(family, initializer_range=0.05)
