@@ -14,7 +14,7 @@ target's states of a token, side by side, v vocabulary of the draft.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,16 @@ EAGLE_RULES = AttentionRules(scale=None, window=None, softcap=None, hides_first=
 BLOCK_RULES = AttentionRules(scale=None, window=None, softcap=None, is_causal=False)
 
 
+class StepInputs(NamedTuple):
+    """Tokens, the positions of the states before them, the tokens that are asked for, and these states."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    index_N: Tensor
+    attention: LayerAttention
+    incoming_TE: Tensor
+
+
 class DrafterLayers(Protocol):
     """The layers of one kind of drafters, in a pass over tokens with the states before them.
 
@@ -50,18 +60,9 @@ class DrafterLayers(Protocol):
         """[T, E]: what is kept of the target's states."""
         ...
 
-    def step(
-        self,
-        own: TorchPass,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        index_N: Tensor,
-        attention: LayerAttention,
-        incoming_TE: Tensor,
-    ) -> PassOutputs:
-        """The pass ``own`` over tokens with the states before them, which are at these positions: logits
-        [N, V], and output states [N, E], which stand for the target's until the target has run the tokens. N
-        may be 0."""
+    def step(self, own: TorchPass, inputs: StepInputs) -> PassOutputs:
+        """The pass ``own`` over tokens with the states before them: logits [N, V], and output states [N, E],
+        which stand for the target's until the target has run the tokens. N may be 0."""
         ...
 
 
@@ -82,15 +83,9 @@ class Eagle3Layers:
     def kept(self, states_TS: Tensor) -> Tensor:
         return self._model.fused(states_TS)
 
-    def step(
-        self,
-        own: TorchPass,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        index_N: Tensor,
-        attention: LayerAttention,
-        incoming_TE: Tensor,
-    ) -> PassOutputs:
+    def step(self, own: TorchPass, inputs: StepInputs) -> PassOutputs:
+        token_ids_T, positions_T, index_N, attention, incoming_TE = inputs
+
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, EAGLE_RULES))
 
@@ -114,22 +109,13 @@ class MtpLayers:
     def kept(self, states_TS: Tensor) -> Tensor:
         return states_TS
 
-    def step(
-        self,
-        own: TorchPass,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        index_N: Tensor,
-        attention: LayerAttention,
-        incoming_TE: Tensor,
-    ) -> PassOutputs:
-        num_asked = len(index_N)
-        # The output head needs at least one token.
-        kept_N = index_N if num_asked else torch.zeros_like(token_ids_T[:1])
+    def step(self, own: TorchPass, inputs: StepInputs) -> PassOutputs:
+        num_asked = len(inputs.index_N)
+        if not num_asked:  # the output head needs at least one token
+            inputs = inputs._replace(index_N=torch.zeros_like(inputs.token_ids_T[:1]))
+        *of_pass, incoming_TE = inputs
         with joining(self._model, incoming_TE):
-            logits_NV, hidden_NE = TorchPass.compute(
-                own, token_ids_T, positions_T, kept_N, attention, with_hidden=True
-            )
+            logits_NV, hidden_NE = TorchPass.compute(own, *of_pass, with_hidden=True)
         assert hidden_NE is not None
         return PassOutputs(logits_NV[:num_asked], hidden_NE[:num_asked])
 
@@ -188,14 +174,15 @@ class DrafterPass(TorchPass):
     ) -> PassOutputs:
         """In the dry run there are no states."""
         del with_hidden
-        step = self._layers.step
         if not isinstance(attention, CarriedStates):
             weight = self._model.get_input_embeddings().weight
-            incoming_TE = weight.new_zeros(len(token_ids_T), self._num_kept)
-            return step(self, token_ids_T, positions_T, logits_index_N, attention, incoming_TE)
+            none_TE = weight.new_zeros(len(token_ids_T), self._num_kept)
+            inputs = StepInputs(token_ids_T, positions_T, logits_index_N, attention, none_TE)
+            return self._layers.step(self, inputs)
         assert self._kept is not None, NOT_ALLOCATED
-        incoming_TE = self._kept[attention.before_T]
-        outputs = step(self, token_ids_T, positions_T - 1, logits_index_N, attention, incoming_TE)
+        before_TE = self._kept[attention.before_T]
+        inputs = StepInputs(token_ids_T, positions_T - 1, logits_index_N, attention, before_TE)
+        outputs = self._layers.step(self, inputs)
         assert outputs.hidden_NH is not None
         self._kept[attention.after_N] = outputs.hidden_NH
         return outputs

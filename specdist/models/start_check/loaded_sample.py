@@ -35,27 +35,15 @@ PAGE_SIZE = 16
 SAID_AGAIN = tuple(logging.getLogger(module.__name__) for module in (fusing, probe))
 
 
-def run_loaded(
-    model: PreTrainedModel,
-    sample: Sample,
-    *,
-    device: torch.device,
-    acceleration: Acceleration,
-) -> dict[str, Tensor]:
+def run_loaded(model: PreTrainedModel, sample: Sample, device: torch.device) -> dict[str, Tensor]:
     """The same as :func:`specdist.models.start_check.reference.run_reference`, of this rank's heads and
     vocabulary. Compiled code and kept latents have checks of their own against the layers that run here.
 
     Raises NotImplementedError if the model's layers are not in one list.
     """
     # Recorded passes are compared with unrecorded ones when they are recorded; rounded keys are right.
-    acceleration = dataclasses.replace(
-        acceleration,
-        is_static=False,
-        capturer=None,
-        has_float8_cache=False,
-        is_compiled=False,
-        keeps_latents=False,
-    )
+    best = Acceleration.of(device)
+    acceleration = Acceleration(kernels=best.kernels, is_fused=best.is_fused, keeps_latents=False)
     experts = contextlib.nullcontext() if sample.experts is None else sample.experts.alone(model)
     with _only_layers(model, sample), experts, _unsaid():
         runner = ModelRunner(model, device, acceleration, model_impl="transformers", make_pass=_RecordingPass)

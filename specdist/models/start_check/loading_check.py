@@ -31,7 +31,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.passes.acceleration import Acceleration
 from specdist.models.sharding.cutting import VocabParallelHead
 from specdist.models.start_check.loaded_sample import run_loaded
 from specdist.models.start_check.reference import Sample, choose_sample, read_sample, run_reference
@@ -108,14 +107,13 @@ def check_loading(
     Raises:
         UserError: on rank 0, if they differ.
     """
-    acceleration = Acceleration.of(device, has_float8_cache=checkpoint.has_float8_cache)
     try:
         sample = choose_sample(checkpoint, vocab_size, model)
     except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
         return LoadingCheck(reason=_reason(error))
     part: Part
     try:
-        found = run_loaded(model, sample, device=device, acceleration=acceleration)
+        found = run_loaded(model, sample, device)
         part = _own_part(model, found, sample)
     except Exception as error:  # as above; all ranks wait for the others' parts
         part = _reason(error)
