@@ -87,6 +87,7 @@ class DrafterRunner(ModelRunner):
             self.blocks.drop()
 
     def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        super().assume_contexts(slots, lengths)
         if self.blocks is not None:
             self.blocks.assume_contexts(slots, lengths)
 

@@ -144,7 +144,6 @@ class ModelRunner:
 
     @property
     def windows(self) -> dict[int, int | None]:
-        """Of every layer: the last tokens that a token sees, if not all."""
         return self._shapes.windows
 
     def bytes_per_page(self, page_size: int) -> int:
@@ -208,6 +207,7 @@ class ModelRunner:
 
     @property
     def cache(self) -> ModelCache:
+        """What it keeps of its sequences."""
         assert self._cache is not None, NOT_ALLOCATED
         return self._cache
 
