@@ -99,7 +99,6 @@ def generated() -> dict[str, str]:
     from tests.lab.emulation import policies as emulated_policies
     from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
-    from tests.models.heads import tables as heads_tables
     from tests.sampling.constraints import tables as constraint_tables
 
     return {
@@ -130,7 +129,6 @@ def generated() -> dict[str, str]:
         ),
         "experts-emulated": emulated_experts.markdown(),
         **headlines(),
-        **heads_tables.markdown(),
     }
 
 
