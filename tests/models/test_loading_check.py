@@ -225,6 +225,8 @@ def test_the_sample_is_of_every_kind_of_layer_and_far_apart(tmp_path: Path) -> N
 def test_planted_faults_of_slices_are_found(tmp_path: Path) -> None:
     """Each of them went unnoticed: the run ended with 0, and its manifest said that it was exact."""
     sound = saved(tmp_path / "sound", initializer_range=0.05)
-    fp8 = saved(tmp_path / "fp8", initializer_range=0.05)
+    # So that the slices end with blocks of 32.
+    wide = {"num_key_value_heads": 4, "intermediate_size": 128}
+    fp8 = saved(tmp_path / "fp8", initializer_range=0.05, **wide)
     write(fp8, *LAYOUTS["FP8 in blocks (fp8)"])
     run_ranks("tests.models.planted_loading", 2, str(sound), str(fp8))
