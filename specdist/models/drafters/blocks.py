@@ -50,8 +50,10 @@ class DraftBlocks:
 
     def __init__(self, runner: ModelRunner, *, has_masks: bool) -> None:
         """``has_masks``: masks come after pairs, as in P-EAGLE."""
-        self._runner, self._config = runner, runner.model.config
-        self._model: Any = runner.model  # a drafter of blocks, or of P-EAGLE
+        self._runner = runner
+        # A drafter of blocks, or of P-EAGLE.
+        self._model: Any = runner.model
+        self._config = self._model.config
         self._layout = self._pairs_and_masks if has_masks else self._whole_blocks
 
     def allocate(

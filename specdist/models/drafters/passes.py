@@ -101,7 +101,7 @@ class MtpLayers:
     """Those of a checkpoint's MTP head: a model of one layer, with the attention, experts and cache of its
     family. Its hidden states are what its output head reads, as the target's are."""
 
-    mask_state = None
+    mask_state: Tensor | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -113,9 +113,8 @@ class MtpLayers:
         num_asked = len(inputs.index_N)
         if not num_asked:  # the output head needs at least one token
             inputs = inputs._replace(index_N=torch.zeros_like(inputs.token_ids_T[:1]))
-        *of_pass, incoming_TE = inputs
-        with joining(self._model, incoming_TE):
-            logits_NV, hidden_NE = TorchPass.compute(own, *of_pass, with_hidden=True)
+        with joining(self._model, inputs.incoming_TE):
+            logits_NV, hidden_NE = TorchPass.compute(own, *inputs[:4], with_hidden=True)
         assert hidden_NE is not None
         return PassOutputs(logits_NV[:num_asked], hidden_NE[:num_asked])
 
