@@ -30,7 +30,6 @@ from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVe
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel
@@ -169,7 +168,7 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
-        is_lazy = may_be_skipped and self._may_skip(policy) and not runner.reads_states
+        is_lazy = may_be_skipped and self._may_skip(policy) and runner.receiver is None
         return DraftWorker(
             runner,
             policy,
@@ -212,11 +211,12 @@ class Assembly:
     def draft(self, channel: Channel, target: ModelRunner | None = None, least_share: float = 0.0) -> Draft:
         """The draft at the other end. ``target``: whose states it may read. ``least_share``: as of
         :class:`Draft`."""
+        reader = None if target is None else target.reader
         return Draft(
             channel,
             max_missed_tokens=self.scheduling.max_num_batched_tokens // 2,
             least_share=least_share,
-            states=LastStates(target) if isinstance(target, StatesRunner) else None,
+            states=None if reader is None else LastStates(reader),
         )
 
     def _may_skip(self, policy: LengthPolicy) -> bool:

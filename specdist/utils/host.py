@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 KIBIBYTE = 1024
+MIB, GIB = 2**20, 2**30
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

@@ -11,6 +11,13 @@ from typing import Generic, TypeVar
 
 from specdist.utils.errors import MAX_TEXT_CHARACTERS, first_line, short_text
 
+# Largest differences that rounding explains, of the largest number or of the norm, by dtype. Of products:
+# sums in another order, and in half precision other roundings of what goes into them. A factor, a scale or a
+# mask that is forgotten changes numbers by as much as they are.
+TOLERANCES = {"torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
+# Those of a sum of few numbers, or of a formula of each number: a few last places.
+FEW_PLACES = {"torch.float32": 1e-5, "torch.float16": 2.0**-8, "torch.bfloat16": 2.0**-5}
+
 Found = TypeVar("Found")
 
 

@@ -18,9 +18,9 @@ from specdist.engine.draft.channels import InProcess
 from specdist.engine.messages.interfaces import Proposer
 from specdist.models.draft_models.block import BlockDrafter
 from specdist.models.draft_models.block_config import BLOCK, published_config
-from specdist.models.drafters.block_runner import BlockRunner
-from specdist.models.drafters.states import StatesRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.families.adapters import use_paged_attention
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import DraftSequences, Goodput, VerifiedTokens
 from specdist.policies.costs import CostModel, Curve
 from tests.engine.eagle import MASK_ID, Drafted, Watched, drafter_layers
@@ -111,8 +111,8 @@ class BlockHarness(Harness):
         model = copy.deepcopy(target).to(device)
         use_paged_attention(model)
         read = BLOCK.read_states(draft.config, target.config.num_hidden_layers)
-        self.target_runner = StatesRunner(model, device, read)
-        self.draft_runner = BlockRunner(copy.deepcopy(draft).to(device), device)
+        self.target_runner = ModelRunner(model, device, reads=read)
+        self.draft_runner = DrafterRunner(copy.deepcopy(draft).to(device), device, BLOCK)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
         self.assembly.allocate_draft(self.draft_runner)

@@ -23,12 +23,11 @@ from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
 from specdist.models.draft_models.block_config import published_config
 from specdist.models.draft_models.eagle3 import EAGLE3, LlamaForCausalLMEagle3
+from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of
-from specdist.models.drafters.eagle3_runner import Eagle3Runner
-from specdist.models.drafters.parallel_runner import ParallelRunner
 from specdist.models.drafters.runner import DrafterRunner
-from specdist.models.drafters.states import StatesRunner
 from specdist.models.families.adapters import use_paged_attention
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.filters import plain_probabilities
 from tests.engine.harness import CPU, Harness, requests_for
@@ -196,7 +195,7 @@ class EagleHarness(Harness):
         model = copy.deepcopy(target).to(self.device)
         use_paged_attention(model)
         read = kind.read_states(draft.config, target.config.num_hidden_layers)
-        self.target_runner = StatesRunner(model, self.device, read)
+        self.target_runner = ModelRunner(model, self.device, reads=read)
         self.draft_runner = self.runner_of(draft)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
@@ -204,8 +203,8 @@ class EagleHarness(Harness):
         self.blocks: list[Drafted] = []
 
     def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
-        runner = ParallelRunner if hasattr(draft, "mask_hidden") else Eagle3Runner
-        return runner(copy.deepcopy(draft).to(self.device), self.device)
+        kind = PARALLEL if hasattr(draft, "mask_hidden") else EAGLE3
+        return DrafterRunner(copy.deepcopy(draft).to(self.device), self.device, kind)
 
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)

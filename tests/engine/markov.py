@@ -99,19 +99,30 @@ def repetitive_model() -> MarkovModel:
     return MarkovModel(strong.logits_VVV[:, :1] + weak.logits_VVV)
 
 
+class MarkovHead:
+    """What the engine asks a :class:`specdist.models.passes.hidden.HiddenStateHead`."""
+
+    def __init__(self, model: MarkovModel) -> None:
+        self._uses_features, self.reads_drawing_state = model.uses_features, model.reads_drawing_state
+        self.takes_features = model.uses_features and not model.reads_drawing_state
+
+    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
+        added_N = 2 * (features_3N[1] - 0.5) if self._uses_features else torch.zeros(len(estimates_N))
+        return (torch.logit(estimates_N) + added_N).sigmoid()
+
+
 class MarkovRunner:
     """What the engine uses of a :class:`specdist.models.passes.runner.ModelRunner`."""
 
     device = CPU
-    is_asynchronous = keeps_states = reads_states = drafts_blocks = False
-    runs = None
+    is_asynchronous = keeps_states = False
+    runs = reader = receiver = blocks = None
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
         """``ids``: the slice of the vocabulary whose logits it gives, by default all."""
         self.model = model
-        self.has_head = has_head
-        self.head_reads_drawing_state = has_head and model.reads_drawing_state
-        self.head_uses_features = has_head and model.uses_features and not model.reads_drawing_state
+        self.head = MarkovHead(model) if has_head else None
+        self.cache = self  # of branches
         ids = ids or range(model.vocab_size)
         self._logits_VVV = model.logits_VVV[:, :, ids.start : ids.stop].contiguous()
         self.windows = {0: None, 1: model.window}
@@ -179,17 +190,13 @@ class MarkovRunner:
         logits_index: Sequence[int] | np.ndarray,
         features_3N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        assert (features_3N is not None) == self.head_uses_features
+        assert self.head is not None and (features_3N is not None) == self.head.takes_features
         assert self.model.estimates_VV is not None
         states = self._states(batch, logits_index)
         estimates_N = self.model.estimates_VV[states].double()
         if features_3N is not None:
             estimates_N = estimates_N + 2 * (features_3N[1] - 0.5)
         return self._logits_VVV[states], estimates_N.sigmoid()
-
-    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
-        added_N = 2 * (features_3N[1] - 0.5) if self.model.uses_features else torch.zeros(len(estimates_N))
-        return (torch.logit(estimates_N) + added_N).sigmoid()
 
     def is_cached(self, slot: int, begin: int, token_ids: np.ndarray) -> bool:
         """Whether the cache holds these tokens at the row's positions from ``begin`` on."""

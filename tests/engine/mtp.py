@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from specdist.models.draft_models.mtp import MTP, mtp_config
-from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.families.adapters import use_paged_attention
 from tests.engine.eagle import Drafted, EagleHarness
@@ -99,7 +98,7 @@ class MtpHarness(EagleHarness):
     def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
         model = copy.deepcopy(draft).to(self.device)
         use_paged_attention(model)
-        return MtpRunner(model, self.device)
+        return DrafterRunner(model, self.device, MTP)
 
 
 @torch.inference_mode()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.drafters.block_runner import BlockPass, BlockRunner
+from specdist.models.drafters.passes import BlockPass
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import (
     DSPARK,
@@ -52,7 +53,7 @@ def test_every_block_is_what_the_published_formulas_say(
     with a causal mask, rows of another place or another vocabulary would give other probabilities."""
     target = TARGET if family == "llama" else eagle_target(VOCAB_SIZE, family)
     draft = block_drafter(target, IDS, **changes)
-    monkeypatch.setattr(BlockRunner, "is_asynchronous", not waits)
+    monkeypatch.setattr(DrafterRunner, "is_asynchronous", not waits)
     replica = BlockHarness(target, draft, settings=SamplingSettings(), **{"max_new_tokens": 14} | options)
     check_blocks(
         replica,

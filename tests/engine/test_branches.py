@@ -215,6 +215,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.adopted: list[list[int]] = []
+        self.cache = self
 
     def adopt_branches(self, branches_B: np.ndarray, slots_B: np.ndarray, *_: np.ndarray) -> None:
         self.adopted.append(slots_B.tolist())

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from specdist.models.drafters.parallel_runner import ParallelRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import goodput
 from tests.engine.eagle import (
@@ -28,7 +28,7 @@ from tests.engine.test_eagle import IDS, TARGET, VOCAB_SIZE, prompts_of_lengths
 def test_every_block_is_what_the_published_formulas_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computed anew for every block, from the whole text before it; with preemptions, and as on a device."""
     draft = eagle_model(TARGET, IDS, **PEAGLE, norm_before_fc=True)
-    monkeypatch.setattr(ParallelRunner, "is_asynchronous", True)
+    monkeypatch.setattr(DrafterRunner, "is_asynchronous", True)
     options = {"num_pages": 12, "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_new_tokens": 16}
     replica = EagleHarness(TARGET, draft, settings=SamplingSettings(), **options)
     check_blocks(

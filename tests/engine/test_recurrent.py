@@ -133,9 +133,9 @@ def test_an_adopted_branch_goes_on_with_its_own_state(family: str) -> None:
 
     logits_after(0, 0, prompt)
     slot, branch, place = (np.array([number]) for number in (0, 1, 26))
-    runner.open_branches(slot, branch, place)
+    runner.cache.open_branches(slot, branch, place)
     logits_after(1, 26, [5, 9, 13])
-    runner.adopt_branches(branch, slot, place, np.array([3]))
+    runner.cache.adopt_branches(branch, slot, place, np.array([3]))
     with torch.inference_mode():
         expected = target(torch.tensor([[*prompt[:26], 5, 9, 13, 21]])).logits[0, -1]
     assert torch.allclose(logits_after(0, 29, [21]), expected, atol=1e-4)

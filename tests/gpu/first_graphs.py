@@ -122,8 +122,8 @@ def runner_of(bench: Bench, model: PreTrainedModel, context: int, *, is_recorded
     length, num_slots = context + max(NUM_TOKENS), max(NUM_ROWS)
     num_pages = num_slots * -(-length // PAGE_SIZE)
     runner.allocate(num_pages=num_pages, page_size=PAGE_SIZE, num_slots=num_slots, max_seq_len=length)
-    assert runner._cache is not None
-    for numbers in (*runner._cache.keys.values(), *runner._cache.values.values()):
+    cache = runner.cache.key_value
+    for numbers in (*cache.keys.values(), *cache.values.values()):
         numbers.normal_()
     pages = PageTable(num_pages=num_pages, page_size=PAGE_SIZE, num_slots=num_slots)
     for slot in range(num_slots):

@@ -123,8 +123,7 @@ class GrowingRows:
     def _fill(self, runner: ModelRunner, windowed_pages: list[int] | slice) -> None:
         """These windowed pages with NaN, but for the one that nobody writes; all of others, where these are
         all."""
-        cache = runner._cache
-        assert cache is not None
+        cache = runner.cache.key_value
         for held in (cache.keys, cache.values, cache.key_scales, cache.value_scales):
             for layer, memory in held.items():
                 if layer not in cache.windowed and not isinstance(windowed_pages, slice):

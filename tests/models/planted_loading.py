@@ -49,15 +49,11 @@ def ones(name: str) -> Callable[[nn.Module], None]:
 
 
 FAULTS: dict[str, Callable[[nn.Module], object]] = {
-    "queries turned": turned("model.layers.0.self_attn.q_proj.weight"),
     "values turned": turned("model.layers.2.self_attn.v_proj.weight"),
     "attention's output turned": turned("model.layers.0.self_attn.o_proj.weight"),
     "gate turned": turned("model.layers.2.mlp.gate_proj.weight"),
-    "down turned": turned("model.layers.2.mlp.down_proj.weight"),
     "head turned": turned("lm_head.weight"),
     "embedding turned": turned("model.embed_tokens.weight"),
-    "first norm missing": ones("model.layers.0.input_layernorm.weight"),
-    "second norm missing": ones("model.layers.2.post_attention_layernorm.weight"),
     "last norm missing": ones("model.norm.weight"),
 }
 
@@ -81,7 +77,7 @@ def failure(
 
 
 assert len(vocab_ranges(VOCAB_SIZE, 2)) == 2
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
+for dtype in (torch.float32, torch.bfloat16):
     found = failure(sound, dtype)
     assert found is None, found
 for name, fault in FAULTS.items():

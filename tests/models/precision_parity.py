@@ -1,5 +1,7 @@
 """A rank of the parity test in the precisions that people use: two ranks share each model, far into a text.
 
+An argument is ``FOLDER=DTYPE``.
+
 Rank 0 runs the whole model with transformers' own attention; rank 1 runs it with another attention and with
 the products that sharding cuts summed in two parts: how far these two are apart is what order of summation
 costs in this precision, on this machine. The shared model may be ``FACTOR`` times as far from the first.
@@ -110,19 +112,19 @@ def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, dev
 
 
 sound = computed.ComputedTensors.restore
-for folder in sys.argv[1:]:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        wholes = [torch.empty(0)] * 2
-        dist.all_gather_object(wholes, whole_logits(folder, dtype, is_cut=topology.rank == 1))
-        allowed = FACTOR * distance(wholes[1], wholes[0])
+for argument in sys.argv[1:]:
+    folder, _, name = argument.partition("=")
+    dtype, wholes = getattr(torch, name), [torch.empty(0)] * 2
+    dist.all_gather_object(wholes, whole_logits(folder, dtype, is_cut=topology.rank == 1))
+    allowed = FACTOR * distance(wholes[1], wholes[0])
+    found = distance(shared_logits(folder, dtype), wholes[0])
+    print(f"{argument}: {found:.3g} of {allowed:.3g} allowed")  # noqa: T201 (shown if a rank fails)
+    assert found <= allowed, (argument, found, allowed)
+    # Of latent attention a few numbers of each head are rotated: little is wrong then.
+    if dtype == torch.bfloat16 and not folder.endswith("youtu"):
+        computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
         found = distance(shared_logits(folder, dtype), wholes[0])
-        print(f"{folder} {dtype}: {found:.3g} of {allowed:.3g} allowed")  # noqa: T201 (shown if a rank fails)
-        assert found <= allowed, (folder, dtype, found, allowed)
-        # Of latent attention a few numbers of each head are rotated: little is wrong then. GPT-2 has none.
-        if dtype == torch.bfloat16 and not folder.endswith(("youtu", "gpt2")):
-            computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
-            found = distance(shared_logits(folder, dtype), wholes[0])
-            computed.ComputedTensors.restore = sound  # type: ignore[method-assign]
-            print(f"{folder} {dtype}: {found:.3g} with the old buffers")  # noqa: T201
-            assert found > FAULT_FACTOR * allowed, (folder, dtype, found, allowed)
+        computed.ComputedTensors.restore = sound  # type: ignore[method-assign]
+        print(f"{argument}: {found:.3g} with the old buffers")  # noqa: T201
+        assert found > FAULT_FACTOR * allowed, (argument, found, allowed)
 leave()

@@ -51,6 +51,8 @@ def test_a_model_that_gives_all_logits_is_asked_for_the_wanted_ones() -> None:
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) -> None:
     families = [family for family in (*FAMILIES, *CUT) if family not in UNSHARDABLE_FAMILIES]
+    if tied:  # a tied head is another matrix to cut; all before it is the same
+        families = ["llama", "gemma2"]
     for family in families:
         model = tiny_model(family, tie_word_embeddings=tied)
         with torch.no_grad():
@@ -71,7 +73,6 @@ def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) ->
             adapter = write_adapter(model, tmp_path / f"{family}-adapter", target_modules=modules)
             model.save_pretrained(tmp_path / f"{family}-adapted")
             folders.append(f"{tmp_path / family}-adapted={adapter}")
-    # A tied head is another matrix to cut; what is fused lies before it, and is the same.
     run_ranks("tests.models.sharded_parity", 3, *(["--plain"] if tied else []), *folders)
 
 

@@ -137,7 +137,7 @@ def test_attention_without_a_kernel_holds_what_is_reserved_for_its_masks(
     size = model_size("it", config, dtype.itemsize)
     assert size.keeps_scores == (config is not WIDE)
     runner.allocate(num_pages=32, page_size=16, num_slots=1, max_seq_len=512)
-    runner._table.pages[0] = np.arange(32)  # type: ignore[union-attr]
+    runner.pages.pages[0] = np.arange(32)
     before, new = FlatBatch(*(np.arange(256) * part for part in (1, 0, 1))), np.arange(256, 512)
     runner.forward(before, [])
     with LiveBytes() as live:

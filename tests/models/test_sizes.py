@@ -52,8 +52,9 @@ def test_states_and_keys_are_those_that_a_runner_holds(family: str) -> None:
         size = model_size(family, config, FLOAT_BYTES)
     runner = paged_runner(AutoModelForCausalLM.from_config(config).float())
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8, rollback=rollback)
-    assert runner._states is not None
-    held = [*map(runner._states.rings, runner._states.rows), *runner._states.states.values()]
+    states = runner.cache.states
+    assert states is not None
+    held = [*map(states.rings, states.rows), *states.states.values()]
     assert 3 * size.state_bytes(1, rollback) == sum(each.nbytes for each in held) > 0
     assert size.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes(runner, PAGE_SIZE)
     num_ranks = 1 if family in WHOLE_STATES else 2

@@ -46,8 +46,11 @@ def buckets(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     return ran
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("schedule", [SHORT, MIXED], ids=["short", "mixed"])
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [*((family, SHORT) for family in FAMILIES), ("llama", MIXED), ("gemma2", MIXED)],
+    ids=[*FAMILIES, "llama, mixed", "gemma2, mixed"],
+)
 def test_static_passes_match_plain_forwards(
     family: str, schedule: list[Ends], buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +70,7 @@ def test_static_passes_match_plain_forwards(
         assert 0 < len(buckets) < len(schedule)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo"])
 def test_a_kernel_serves_static_and_ragged_passes(
     family: str, buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +100,7 @@ def test_rows_in_parts_and_at_once_are_the_same() -> None:
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo"])
 def test_bfloat16_passes_agree(family: str) -> None:
     """Ragged and static passes of a bfloat16 model, both near the float32 one."""
     plain = tiny_model(family, initializer_range=0.05)
@@ -114,9 +117,8 @@ def test_padding_touches_no_page_of_a_row() -> None:
     """A pass changes what its own tokens write, and the scratch page; every other key stays as it was."""
     runner = paged_runner(tiny_model("llama"), STATIC)
     runner.allocate(num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_slots=5, max_seq_len=40)
-    cache = runner._cache
-    assert cache is not None
-    runner._table.pages[:] = np.random.default_rng(0).permutation(NUM_PAGES)[:50].reshape(5, 10)
+    cache = runner.cache.key_value
+    runner.pages.pages[:] = np.random.default_rng(0).permutation(NUM_PAGES)[:50].reshape(5, 10)
     marker = 7.0
     for layer in cache.shapes:
         for pages in (cache.keys[layer], cache.values[layer]):
@@ -126,7 +128,7 @@ def test_padding_touches_no_page_of_a_row() -> None:
     slots = np.array([3, 3, 3, 0, 1, 1, 4, 2, 2])
     positions = np.array([9, 10, 11, 0, 6, 7, 39, 5, 6])
     runner.forward(FlatBatch(np.full(9, 5), slots, positions), [2, 3])
-    written = runner._table.pages[slots, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    written = runner.pages.pages[slots, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
     for layer, (heads, width, *_) in cache.shapes.items():
         for pages in (cache.keys[layer], cache.values[layer]):
             changed = (pages.view(-1, heads * width) != marker).any(dim=1).numpy()
@@ -142,7 +144,7 @@ def test_token_ids_on_the_device() -> None:
     on_device = FlatBatch(torch.from_numpy(batch.token_ids_T), batch.slots_T, batch.positions_T)
     runner = paged_runner(plain, STATIC)
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8)
-    runner._table.pages[:] = np.arange(6).reshape(3, 2)
+    runner.pages.pages[:] = np.arange(6).reshape(3, 2)
     expected = runner.forward(batch, [1, 2, 3])
     runner.forward(FlatBatch(np.zeros(4), batch.slots_T, batch.positions_T), [1, 2, 3])
     assert torch.equal(runner.forward(on_device, [1, 2, 3]), expected)

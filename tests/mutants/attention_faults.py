@@ -12,7 +12,7 @@ ATTENTION_FAULTS = (
     Mutant("rope-by-position-alone", "BranchPageTable.are_long",
         "return (self._rope_lengths[slots_T] > border) | (positions_T >= border)",
         "return positions_T >= border",
-        (ALONE, CHECK + "test_a_rope_s_border_is_passed[phi3]")),
+        (ALONE, CHECK + "test_a_rope_s_border_is_passed")),
     Mutant("rope-of-the-longest-row", "RowRotary.__call__",
         "is_long = is_marked | (positions >= self._border)",
         "is_long = (is_marked | (positions >= self._border)).any().expand_as(is_marked)",

@@ -7,9 +7,9 @@ FILES = "tests/models/drafters/test_mtp.py::test_published_files_give_the_head_a
 PERFECT = "tests/engine/test_mtp.py::test_a_perfect_head_is_always_right"
 
 MTP_FAULTS = (
-    Mutant("head-reads-states-before-the-final-norm", "StatesRunner.__init__",
-        'leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)',
-        "leaving.append(stack[-1])",
+    Mutant("head-reads-states-before-the-final-norm", "StateReader.__init__",
+        'model.get_decoder() if hasattr(model, "get_decoder") else model.base_model',
+        "stack[-1]",
         (PAPERS,)),
     Mutant("states-are-joined-without-their-norm", "JoinedStates.forward",
         "self.hnorm(states)",
@@ -23,7 +23,7 @@ MTP_FAULTS = (
         "parts[::-1] if self._states_first else parts",
         "parts",
         ("tests/engine/test_mtp.py::test_every_block_is_what_the_papers_say[mimo]",)),
-    Mutant("head-sees-the-first-token", "MtpRunner.__init__",
+    Mutant("head-sees-the-first-token", "DrafterRunner.__init__",
         "self._shapes.hide_first()",
         "pass",
         (PAPERS,)),

@@ -126,7 +126,7 @@ POLICY_FAULTS = (
         (HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",)),
     Mutant("drawing-state-taken-for-that-of-token-before", "HeadReader.keep",
         "        if self.reads_drawing_state:\n",
-        "        if self._runner is None:\n",
+        "        if self._head is None:\n",
         (HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",)),
     Mutant("verifier-collected-from-other-state", "DraftSide._score_group",
         "kept_M, hidden_MH = np.arange(len(drawn_N)), drawing_NH",

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import cast
 
 import numpy as np
 
@@ -35,7 +34,6 @@ from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequ
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
-from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.loading.memory import peak_memory_bytes, release_memory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -115,7 +113,7 @@ class DraftWorker:
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
-        self._drafter = cast(DrafterRunner, runner) if runner.reads_states else None
+        self._drafter = runner.receiver
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
             assert policy.is_for_batch and not self._ahead.is_on
@@ -232,7 +230,7 @@ class DraftWorker:
         """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
         until the device has that to do, unless a head reads the features of the last tokens."""
         self._ahead.branches.finish()
-        if self._runner.has_head:
+        if self._runner.head is not None:
             self._feedback.learn()
         self._draft_state.forget_verified(request.slots_R)
         with self._clock.phase("prefill"):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch, Segments
-from specdist.models.drafters.states import StatesRunner
+from specdist.models.passes.hidden import StateReader
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from
 
@@ -56,10 +56,10 @@ class TargetStates:
 class LastStates:
     """Those that the target's last pass has left, one request after the other."""
 
-    def __init__(self, target: StatesRunner) -> None:
-        self._target = target
+    def __init__(self, reader: StateReader) -> None:
+        self._reader = reader
         self._num_context = 0
-        target.last = None  # passes that measured times
+        reader.last = None  # passes that measured times
 
     def taken(
         self, slots_R: np.ndarray, num_accepted_R: np.ndarray, num_prefill_tokens: int
@@ -69,7 +69,7 @@ class LastStates:
         ``num_prefill_tokens``: context tokens of the next pass.
         """
         num_context, self._num_context = self._num_context, num_prefill_tokens
-        found, self._target.last = self._target.last, None
+        found, self._reader.last = self._reader.last, None
         if found is None:
             return None
         batch, states_TS = found

@@ -285,7 +285,7 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    if not draft.drafts_blocks:
+    if draft.blocks is None:
         return found
     timer(widest, widest, contexts[0])
     goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)

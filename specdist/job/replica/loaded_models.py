@@ -16,7 +16,6 @@ from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.models.draft_models.declaration import Placement
 from specdist.models.drafters.drafters import load_drafter
-from specdist.models.drafters.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.loading import load_sharded, load_whole
 from specdist.models.passes.acceleration import Acceleration
@@ -115,7 +114,6 @@ class _Loading:
             device=self.topology.device,
             vocab_size=self.models.vocab_size,
             group=group,
-            model_impl=self.config.model_impl,
         )
 
     def _target(self, group: dist.ProcessGroup | None) -> ModelRunner:
@@ -136,13 +134,13 @@ class _Loading:
                 on_tensor=on_step,
             )
         acceleration = Acceleration.of(device, group, has_float8_cache=files.has_float8_cache)
-        if draft is None or draft.drafter is None:
-            return ModelRunner(
-                model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_step
-            )
-        num_layers = self.models.target.config.get_text_config().num_hidden_layers
-        read = draft.drafter.read_states(draft.config, num_layers)
-        return StatesRunner(model, device, read, acceleration, on_step)
+        reads = None
+        if draft is not None and draft.drafter is not None:
+            num_layers = files.config.get_text_config().num_hidden_layers
+            reads = draft.drafter.read_states(draft.config, num_layers)
+        return ModelRunner(
+            model, device, acceleration, model_impl=self.config.model_impl, reads=reads, on_pass=on_step
+        )
 
     def _draft(self, files: Checkpoint, target: ModelRunner | None) -> ModelRunner:
         device, on_step, head = self.topology.device, self.activity.step, self.models.head

@@ -17,9 +17,9 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
 from specdist.policies.costs import Curve
 from specdist.utils.errors import UserError
+from specdist.utils.host import GIB
 
 GB = 10**9
-MIB, GIB = 2**20, 2**30
 TERA = 10**12
 US = 1e-6
 # Reading a matrix once, as decoding does: copies of a gigabyte reach nine tenths of the memory's peak, and

@@ -14,7 +14,7 @@ from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend
-from specdist.lab.plan.hardware import GB, GIB, TERA, Gpu, find_gpu
+from specdist.lab.plan.hardware import GB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
     fit_document,
@@ -35,6 +35,7 @@ from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_co
 from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+from specdist.utils.host import GIB
 
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:

@@ -14,12 +14,12 @@ from specdist.config.groups import DrawingOptions
 from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
 from specdist.job.totals.spending import price_per_million
 from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
-from specdist.lab.plan.hardware import GIB, MIB
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.sizes.sizes import ModelSize
+from specdist.utils.host import GIB, MIB
 from specdist.utils.table import Table
 
 NAMES: dict[Mode, str] = {

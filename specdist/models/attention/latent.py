@@ -29,12 +29,10 @@ from specdist.models.attention.attention import (
     is_keeping_latents,
 )
 from specdist.models.attention.expanding import ExpandedAttention, Expansion
-from specdist.utils.trial import check_difference, first_right
+from specdist.utils.trial import TOLERANCES, check_difference, first_right
 
 EXPAND = "expand_kv"
 WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
-# Of the check: sums in another order, and latents, keys and values rounded at other places.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 NUM_TOKENS = 5
 
 logger = logging.getLogger(__name__)
@@ -125,7 +123,7 @@ class Latents:
             ("values", own_value, value),
         ):
             difference = float((found - expected).float().norm() / expected.float().norm())
-            check_difference(f"its {what} differ", difference, TOLERANCES[weight.dtype])
+            check_difference(f"its {what} differ", difference, TOLERANCES[str(weight.dtype)])
 
 
 def expansion_of_layer(layer: Any, number_bytes: int) -> Expansion:

@@ -34,6 +34,7 @@ class FlatBatch:
     Attributes:
         position_ids_T: positions as the model's layers know them, if these differ.
         windowed_pages_SP: the table of windowed layers, if they have pages of their own.
+        is_mask_T: tokens before which a drafter has no state; None where all have one.
     """
 
     token_ids_T: np.ndarray | Tensor
@@ -41,16 +42,12 @@ class FlatBatch:
     positions_T: np.ndarray
     position_ids_T: np.ndarray | None = field(default=None, kw_only=True)
     windowed_pages_SP: np.ndarray | None = field(default=None, kw_only=True)
+    is_mask_T: np.ndarray | None = field(default=None, kw_only=True)
 
     @property
     def model_positions_T(self) -> np.ndarray:
         """Positions as the model's layers know them."""
         return self.positions_T if self.position_ids_T is None else self.position_ids_T
-
-    @property
-    def is_mask_T(self) -> np.ndarray | None:
-        """Tokens before which a drafter has no state; None where all have one."""
-        return None
 
     def __len__(self) -> int:
         return len(self.slots_T)

@@ -11,12 +11,8 @@ from specdist.models.draft_models.block_config import BLOCK
 from specdist.models.draft_models.declaration import Drafter, Placement
 from specdist.models.draft_models.eagle3 import EAGLE3, PEAGLE
 from specdist.models.draft_models.mtp import MTP
-from specdist.models.drafters.block_runner import BlockRunner
-from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.mtp_loading import check_mtp, load_mtp
-from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.own_files import check_own_files, load_own_files
-from specdist.models.drafters.parallel_runner import ParallelRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
 
@@ -24,14 +20,13 @@ from specdist.models.files.checkpoint import Checkpoint
 class _Loading(NamedTuple):
     check: Callable[[Checkpoint, Checkpoint], None]
     load: Callable[[Checkpoint, Checkpoint, Placement], PreTrainedModel]
-    runner: type[DrafterRunner]
 
 
 LOADINGS: dict[Drafter, _Loading] = {
-    EAGLE3: _Loading(check_own_files, load_own_files, Eagle3Runner),
-    PEAGLE: _Loading(check_own_files, load_own_files, ParallelRunner),
-    MTP: _Loading(check_mtp, load_mtp, MtpRunner),
-    BLOCK: _Loading(check_own_files, load_own_files, BlockRunner),
+    EAGLE3: _Loading(check_own_files, load_own_files),
+    PEAGLE: _Loading(check_own_files, load_own_files),
+    MTP: _Loading(check_mtp, load_mtp),
+    BLOCK: _Loading(check_own_files, load_own_files),
 }
 
 
@@ -49,6 +44,5 @@ def load_drafter(
 ) -> DrafterRunner:
     """Raises :class:`UserError` if files have changed since they were checked."""
     assert draft.drafter is not None
-    kind = LOADINGS[draft.drafter]
-    model = kind.load(draft, target, placement)
-    return kind.runner(model, placement.device, on_pass, draft.has_float8_cache)
+    model = LOADINGS[draft.drafter].load(draft, target, placement)
+    return DrafterRunner(model, placement.device, draft.drafter, on_pass, draft.has_float8_cache)

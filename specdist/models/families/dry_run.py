@@ -87,6 +87,11 @@ class LayerShapes:
             self.kinds.append(kind)
         return queries_THD.new_zeros((*queries_THD.shape[:2], values_TGD.shape[2]))
 
+    @property
+    def windows(self) -> dict[int, int | None]:
+        """Of every layer: the last tokens that a token sees, if not all."""
+        return {layer: rules.window for layer, rules in self.rules.items()}
+
     def hide_first(self) -> None:
         """Nobody sees a sequence's first token."""
         self.rules = {layer: rules._replace(hides_first=True) for layer, rules in self.rules.items()}

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.attention.probe import ProbePages, choose_kernel
+from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import Capturer, CudaGraphs
 
 logger = logging.getLogger(__name__)
@@ -58,3 +61,25 @@ class Acceleration:
             is_fused=True,
             has_float8_cache=has_float8_cache,
         )
+
+
+class AttentionKernels:
+    """The attention kernels of one model, which are tried once for every size of pages. Ranks that share the
+    model ask for them at the same time."""
+
+    def __init__(
+        self, acceleration: Acceleration, shapes: LayerShapes, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._acceleration, self._shapes, self._dtype, self._device = acceleration, shapes, dtype, device
+        self._chosen: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
+
+    def of(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
+        """None where none works. With an ``expansion``, for what is expanded."""
+        key, own, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
+        if key not in self._chosen:
+            is_float8 = own.has_float8_cache and expansion is None
+            if expansion is not None:
+                kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
+            pages = ProbePages(page_size, self._dtype, self._device, is_float8)
+            self._chosen[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
+        return self._chosen[key]

@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes.peer_memory import MAX_ROWS, NORM, WAYS, JoinedMemory, NewPeerMemory, PeerMemory
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.utils.trial import check_difference, said_of, why_not
+from specdist.utils.trial import FEW_PLACES, check_difference, said_of, why_not
 
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
@@ -44,8 +44,6 @@ JOINED = "joined with norms"
 SUMMING = "summing_over_ranks"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
-# A sum in another order, in units of the largest term.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Ranks that connect their memory come at the same time: longer, one of them has failed.
 MEETING_TIMEOUT = timedelta(seconds=30)
 NOT_MET = "another rank has not come to connect its memory"
@@ -305,7 +303,7 @@ def _try(
     if failure is not None:
         raise failure
     difference = float((sums_N.float() - expected_N.float()).abs().max())
-    tolerance = TOLERANCES[dtype] * float(expected_N.abs().max())
+    tolerance = FEW_PLACES[str(dtype)] * float(expected_N.abs().max())
     check_difference(f"sums of {size} numbers differ from all-reduce", difference, tolerance)
     if not torch.equal(first_N, sums_N):
         raise ValueError(f"sums of {size} numbers are not the same on all ranks")

@@ -24,12 +24,9 @@ from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.families.dry_run import LayerShapes
 from specdist.utils.errors import UserError
-from specdist.utils.trial import check_difference, first_right
+from specdist.utils.trial import TOLERANCES, check_difference, first_right
 
 NUM_TOKENS, SEED = 24, 0
-# Largest difference over the largest logit: sums in another order, and in half precision other roundings of
-# every layer. A factor or a norm that is left out changes logits by as much as they are.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 COMPILED = "specdist, compiled"
 # Tokens of two sequences in each pass over the cache: more than fit into the registers at once, and fewer.
 CHECK_BLOCKS, CHECK_PAGE_SIZE = ((14, 0), (1, 9), (6, 1), (1, 6), (2, 8)), 4
@@ -70,7 +67,7 @@ def choose_pass(
 
     def check(found: CompiledPass) -> str:
         difference = _difference(model, found, shapes.shapes, run_transformers)
-        check_difference("its largest logits differ", difference, TOLERANCES[model.dtype])
+        check_difference("its largest logits differ", difference, TOLERANCES[str(model.dtype)])
         return f"the logits differ by {difference:.1g} of the largest"
 
     family, trial = model.config.model_type, first_right({COMPILED: make}, check)

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Of |difference| / (1 + |number|). In float32 sums in another order; below, a few last places.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
-
 
 class Scale(nn.Module):
     """In place of a projection, which may communicate: a weight for each number."""

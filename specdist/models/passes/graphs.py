@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdist.utils.host import GIB, MIB
+from specdist.utils.trial import TOLERANCES
+
 # The first runs may allocate workspaces or choose algorithms, which must not be recorded.
 NUM_WARMUPS = 2
 # Every graph takes memory besides the shared pool; further shapes run without a graph.
 MAX_GRAPHS = 128
 # Recorded graphs after which the log says what they take.
 FIRST_GRAPHS = 16
-MIB, GIB = 2**20, 2**30
-# Of the largest logit: the replay runs the same kernels, yet libraries may choose others while they record.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 # Of a replay from the pass itself: the largest difference, and what is permitted.
 Difference = Callable[[Tensor, Tensor], tuple[float, float]]
@@ -277,4 +277,4 @@ def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]
     is_same = (found == expected) | (found.isnan() & expected.isnan())
     error = float((found - expected).masked_fill_(is_same, 0.0).abs().max())
     largest = max(1.0, float(expected.masked_fill(~expected.isfinite(), 0.0).abs().max()))
-    return error, TOLERANCES[expected.dtype] * largest
+    return error, TOLERANCES[str(expected.dtype)] * largest

@@ -24,12 +24,12 @@ from specdist.models.attention.attention import AttentionCall, GroupedAttention,
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, places_before
 from specdist.models.batch.segments import PagedSegments, aligned
-from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
+from specdist.models.passes.model_cache import ModelCache
 from specdist.models.passes.staging import InputStaging
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
 from specdist.models.recurrent.mixers import StatePass
-from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates, Told
+from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, Told
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
 MAX_TOKENS = 2048
@@ -40,7 +40,6 @@ BUCKETS_PER_OCTAVE = 4
 # Keys bound the width of the table of pages, and how many programs look for keys: coarse buckets cost little.
 MIN_KEYS = 1024
 KEYS_FACTOR = 4
-NUM_SCRATCH_PAGES = 1
 
 
 @dataclass(frozen=True)
@@ -166,43 +165,33 @@ class StaticPasses:
     def __init__(
         self,
         run_model: RunModel,
-        cache: KeyValueCache,
+        cache: ModelCache,
         kernel: PagedKernel,
         *,
-        scratch_page: int,
-        windowed_scratch_page: int | None = None,
-        most_segments: int,
-        table_width: int,
         device: torch.device,
         capturer: Capturer | None,
         takes_features: bool = False,
         num_more_inputs: int = 0,
-        states: RecurrentStates | None = None,
         no_state: int | None = None,
     ) -> None:
         """
         Args:
             run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
                 [N, V].
-            scratch_page: of each layer; ``windowed_scratch_page``: of windowed layers, if they have pages of
-                their own.
-            most_segments: of a pass; table_width: most pages that a segment sees.
             capturer: None runs every pass unrecorded.
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
             num_more_inputs: room for inputs besides those of a pass.
-            states: of recurrent layers, if the model has any.
             no_state: where a drafter finds a state that is never written; None for other models.
         """
         self.no_state = no_state
         self.run_model = run_model
-        self.cache = cache
+        self.page_table, self.cache, self.states = cache.table, cache.key_value, cache.states
+        self.scratch_page, self.windowed_scratch_page = cache.scratch_page, cache.windowed_scratch_page
         self.kernel = kernel
-        self.scratch_page, self.windowed_scratch_page = scratch_page, windowed_scratch_page
-        self.table_width = table_width
         self.device = device
-        self.states = states
+        most_segments, self.table_width = cache.table.pages.shape
         self._graphs = CheckedGraphs(capturer)
-        sizes = MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS
+        sizes = MAX_TOKENS, _power_of_two(most_segments) + 1, self.table_width, MAX_TOKENS
         largest = self._with_parts(Bucket(*sizes))
         self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.

@@ -24,13 +24,13 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
 from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, for_layers, model_positions
 from specdist.models.batch.segments import PagedSegments, aligned
-from specdist.models.cache.branch_pages import BranchPageTable
-from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
+from specdist.models.passes.graphs import Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
+from specdist.utils.trial import TOLERANCES
 
 # Steps of a recorded run; a recorded single step is an ordinary pass. Each has graphs of its own.
 RECORDED_LENGTHS = (2, 4, 8)
@@ -81,7 +81,6 @@ class StaticRuns:
     def __init__(
         self,
         passes: StaticPasses,
-        page_table: BranchPageTable,
         capturer: Capturer | None,
         dtype: torch.dtype,
         head: HiddenStateHead | None = None,
@@ -90,15 +89,14 @@ class StaticRuns:
     ) -> None:
         """
         Args:
-            page_table: of the runner.
             dtype: of the model; ``head``: that its passes run; ``on_pass``: called after a run.
             rope_border: of the model.
         """
         self._rope_border = rope_border
         self._passes = passes
-        self._table = page_table
+        self._table = passes.page_table
         self._on_pass = on_pass
-        self._tolerance = TOLERANCES[dtype]
+        self._tolerance = TOLERANCES[str(dtype)]
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
         # By step: what the largest run so far needed; and by run: what its graph writes to.

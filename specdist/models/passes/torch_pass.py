@@ -24,7 +24,7 @@ from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.fusing import FusedLayers
-from specdist.models.passes.hidden import LastHiddenStates
+from specdist.models.passes.hidden import LastHiddenStates, StateReader
 from specdist.models.recurrent.mixers import StatePass
 from specdist.models.recurrent.states import RecurrentStates
 
@@ -53,10 +53,12 @@ class TorchPass:
 
     Attributes:
         states: of recurrent layers, if the model has any.
+        reader: of a target whose states a draft reads.
         no_state: of a drafter, where it finds a state that is never written.
     """
 
     states: RecurrentStates | None = None
+    reader: StateReader | None = None
     no_state: int | None = None
 
     def __init__(
@@ -170,6 +172,8 @@ class TorchPass:
         with contextlib.ExitStack() as stack:
             if self._linears is not None:
                 stack.enter_context(self._linears.active())
+            if self.reader is not None:
+                stack.enter_context(self.reader.reading(len(token_ids_T)))
             stack.enter_context(self.fused())
             kept: dict[str, Tensor] = {}
             if self._takes_index:

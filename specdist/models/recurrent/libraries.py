@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 from specdist.models.recurrent.kernels import one_by_one_delta_rule, one_by_one_mamba
-from specdist.utils.trial import check_difference, first_right
+from specdist.utils.trial import TOLERANCES, check_difference, first_right
 
-# Of the largest number: sums in another order, of numbers that are rounded to the model's precision.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 # Of the check: more than two chunks of either library, and heads that its kernels take.
 NUM_TOKENS, NUM_HEADS, WIDTH = 150, 2, 64
 MAMBA_CHUNK = 64
@@ -71,7 +69,7 @@ def delta_rule_on(device: torch.device, dtype: torch.dtype, is_fine: bool) -> On
         logs = -random(NUM_TOKENS, NUM_HEADS, WIDTH if is_fine else 1).exp()
         tokens = (queries, keys, values, logs, random(NUM_TOKENS, NUM_HEADS).sigmoid())
         state = random(1, NUM_HEADS, WIDTH, WIDTH)
-        _compare(found, one_by_one_delta_rule, state, *tokens, tolerance=TOLERANCES[dtype])
+        _compare(found, one_by_one_delta_rule, state, *tokens, dtype=dtype)
 
     return _tried(f"delta rule of prompts on {device}", function, make, check)
 
@@ -105,8 +103,7 @@ def mamba2_on(device: torch.device, dtype: torch.dtype) -> OnChunk | None:
         x, steps = random(NUM_TOKENS, NUM_HEADS, WIDTH).to(dtype), random(NUM_TOKENS, NUM_HEADS).exp()
         b, c = (random(NUM_TOKENS, 1, WIDTH).to(dtype) for _ in range(2))
         state, of_layer = random(1, NUM_HEADS, WIDTH, WIDTH), (-random(NUM_HEADS).exp(),)
-        tolerance = TOLERANCES[dtype]
-        _compare(found, one_by_one_mamba, state, x, steps, b, c, of_layer=of_layer, tolerance=tolerance)
+        _compare(found, one_by_one_mamba, state, x, steps, b, c, of_layer=of_layer, dtype=dtype)
 
     return _tried(f"Mamba 2 of prompts on {device}", "mamba_chunk_scan_combined", make, check)
 
@@ -132,7 +129,7 @@ def tried_convolution(device: torch.device, dtype: torch.dtype) -> Callable[...,
         wanted = torch.nn.functional.silu(expected)
         output = found(rows_LC.to(dtype).T[None], weight_CW.to(dtype), bias_C.to(dtype), activation="silu")
         difference = (output[..., 3:].double() - wanted).abs().max() / wanted.abs().max()
-        check_difference("outputs differ", float(difference), TOLERANCES[dtype])
+        check_difference("outputs differ", float(difference), TOLERANCES[str(dtype)])
 
     return _tried(f"convolutions of recurrent layers on {device}", "causal_conv1d_fn", make, check)
 
@@ -157,7 +154,7 @@ class _Random:
 @torch.inference_mode()
 def _compare(
     found: OnChunk, one_by_one: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *tokens: Tensor,
-    of_layer: tuple[Tensor, ...] = (), tolerance: float,
+    of_layer: tuple[Tensor, ...] = (), dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """With one token after the other in float64. Raises ValueError."""
     output, after = found(state.clone(), *tokens, *of_layer)
@@ -167,7 +164,7 @@ def _compare(
         raise ValueError(f"its states are {after.dtype}")
     for name, one, other in (("outputs", output, outputs[0]), ("states", after, states[-1])):
         difference = (one.double() - other).abs().max() / other.abs().max()
-        check_difference(f"{name} differ", float(difference), tolerance)
+        check_difference(f"{name} differ", float(difference), TOLERANCES[str(dtype)])
 
 
 def _tried(what: str, name: str, make: Callable[[], Found], check: Callable[[Found], None]) -> Found | None:

@@ -18,9 +18,8 @@ from specdist.models.passes.static import MAX_TOKENS, bucket_of_tokens
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, RECORDED_LENGTHS
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.models.sizes.sizes import ModelSize
+from specdist.utils.host import GIB, MIB
 
-MIB = 2**20
-GIB = 2**30
 FLOAT_BYTES = 4
 # Bytes per logit while distributions are computed by plain operations (kernels need less): float32 scores and
 # probabilities, and a draw's float64 sums. Top-p sorts: scores, their order (int64) and its softmax. The

@@ -4,12 +4,11 @@ A tensor that is cut wrongly, a missing scale or rotary frequencies in low preci
 still answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first
 and last layer (and one of every kind of layer) and its output head. Rank 0 computes the same with a model
 that transformers builds and loads itself, unsharded and in float32, from those layers, a few rows of the
-vocabulary and a few of many experts, with transformers' own attention, masks and cache: it shares no code
+vocabulary and a few of many experts, with transformers' own attention and masks: it shares no code
 with what is checked. Those are the layers, the paged cache and the kernels of the run.
 
 Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
-position shows even where attention is flat, and the logits, of a prompt in chunks and of a block, whose
-tokens transformers takes one by one.
+position shows even where attention is flat, and the logits.
 
 The tolerance is measured: the error of the same small model, unsharded, in the run's dtype. Sharding sums in
 another order and rounds partial sums; errors of loading are as large as the numbers themselves.
@@ -31,9 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.config.groups import ModelImpl
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.passes.acceleration import Acceleration
 from specdist.models.sharding.cutting import VocabParallelHead
 from specdist.models.start_check.loaded_sample import run_loaded
 from specdist.models.start_check.reference import Sample, choose_sample, read_sample, run_reference
@@ -50,16 +47,8 @@ MAX_REASON_CHARACTERS = 200
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a pass gave nothing; ``is_limit``: the check cannot run such a model, and says nothing of it."""
-
-    reason: str
-    is_limit: bool
-
-
 # Of a rank: its tensors, or why there are none.
-Part = dict[str, Tensor] | Failure
+Part = dict[str, Tensor] | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +96,6 @@ def check_loading(
     device: torch.device,
     vocab_size: int,
     group: dist.ProcessGroup | None = None,
-    model_impl: ModelImpl = "auto",
 ) -> LoadingCheck:
     """Compare a loaded target with its files. All ranks of the group call it; only the result of its rank 0
     counts.
@@ -115,44 +103,27 @@ def check_loading(
     Args:
         group: the ranks that share the model; None for a whole model.
         vocab_size: number of ids with logits.
-        model_impl: of the run.
 
     Raises:
-        UserError: on rank 0, if they differ, or the loaded model itself does not run.
+        UserError: on rank 0, if they differ.
     """
-    acceleration = Acceleration.of(device, has_float8_cache=checkpoint.has_float8_cache)
-
-    def run(sample: Sample) -> tuple[list[dict[str, Tensor]], list[Failure]]:
-        part: Part
-        try:
-            found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
-            part = _own_part(model, found, sample)
-        except Exception as error:  # all ranks wait for the others' parts
-            part = Failure(_reason(error), isinstance(error, NotImplementedError))
-        parts = _of_all_ranks(part, group)
-        return (
-            [each for each in parts if not isinstance(each, Failure)],
-            [each for each in parts if isinstance(each, Failure)],
-        )
-
     try:
         sample = choose_sample(checkpoint, vocab_size, model)
     except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
         return LoadingCheck(reason=_reason(error))
-    whole, failures = run(sample)
-    # It may be the few layers that do not run.
-    own = [] if all(each.is_limit for each in failures) else run(_in_full(sample, checkpoint))[1]
+    part: Part
+    try:
+        found = run_loaded(model, sample, device)
+        part = _own_part(model, found, sample)
+    except Exception as error:  # as above; all ranks wait for the others' parts
+        part = _reason(error)
+    parts = _of_all_ranks(part, group)
     if group is not None and dist.get_rank(group):
         return LoadingCheck(reason="see rank 0")
-    for failure in own:
-        if not failure.is_limit:
-            raise UserError(
-                f"{checkpoint.option} {checkpoint.name} was loaded and does not run ({failure.reason}). "
-                "Nothing was generated: choose another model, and report it with the model's name and the "
-                "versions in manifest.json"
-            )
-    if failures:
-        return LoadingCheck(reason=failures[0].reason)
+    for each in parts:
+        if isinstance(each, str):
+            return LoadingCheck(reason=each)
+    whole = [each for each in parts if not isinstance(each, str)]
     loaded = {name: torch.cat([each[name] for each in whole], dim=1) for name in whole[0]}
     try:
         stored = read_sample(checkpoint, model, sample)
@@ -168,18 +139,9 @@ def check_loading(
         {name: _repeated(name, wanted, whole) for name, wanted in computed.items()}
         for computed in (exact, rounded)
     )
-    lacking = {quantity.removeprefix("fast ") for quantity in loaded} ^ set(exact)
-    if lacking:
+    if lacking := set(loaded) ^ set(exact):
         return LoadingCheck(reason=f"only one of the two computations has {', '.join(sorted(lacking))}")
     return _compared(checkpoint, sample, loaded, exact, rounded, least, len(whole))
-
-
-def _in_full(sample: Sample, checkpoint: Checkpoint) -> Sample:
-    """The same tokens through the whole model."""
-    of_experts = {} if sample.experts is None else sample.experts.config
-    config = {name: value for name, value in sample.config.items() if name not in of_experts}
-    layers = tuple(range(checkpoint.config.get_text_config().num_hidden_layers))
-    return dataclasses.replace(sample, layers=layers, config=config, experts=None)
 
 
 def _reason(error: Exception) -> str:
@@ -196,7 +158,7 @@ def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) 
     head = model.get_output_embeddings()
     own = head.ids if isinstance(head, VocabParallelHead) else range(found["logits"].shape[1])
     columns = [token_id - own.start for token_id in sample.vocab_ids if token_id in own]
-    return {name: tensor[:, columns] if "logits" in name else tensor for name, tensor in found.items()}
+    return {name: tensor[:, columns] if name == "logits" else tensor for name, tensor in found.items()}
 
 
 def _of_all_ranks(part: Part, group: dist.ProcessGroup | None) -> list[Part]:
@@ -210,7 +172,7 @@ def _of_all_ranks(part: Part, group: dist.ProcessGroup | None) -> list[Part]:
 
 def _repeated(quantity: str, wanted: Tensor, parts: Sequence[dict[str, Tensor]]) -> Tensor:
     """As the ranks together have it: with fewer key/value heads than ranks each has one."""
-    if quantity.endswith("logits") or quantity not in parts[0]:
+    if quantity == "logits" or quantity not in parts[0]:
         return wanted
     width = parts[0][quantity].shape[1]
     repeats = max(1, width * len(parts) // wanted.shape[1])
@@ -228,14 +190,13 @@ def _compared(
 ) -> LoadingCheck:
     checks = []
     for quantity, found in loaded.items():
-        computed = quantity.removeprefix("fast ")
-        wanted = exact[computed]
-        own_error = relative_difference(rounded[computed], wanted)
+        wanted = exact[quantity]
+        own_error = relative_difference(rounded[quantity], wanted)
         checks.append(
             LoadingCheck(
                 layers=sample.layers,
-                num_tokens=sample.num_tokens * len(sample.rows),
-                last_position=sample.rows[-1][-1],
+                num_tokens=len(sample.positions),
+                last_position=sample.positions[-1],
                 quantity=quantity,
                 difference=float(f"{relative_difference(found, wanted):.3g}"),
                 tolerance=float(f"{max(least_tolerance, TOLERANCE_FACTOR * own_error):.3g}"),

@@ -1,9 +1,9 @@
 """A few layers, rows of the vocabulary and experts of a checkpoint, as a small model that transformers runs.
 
 Nothing here is shared with what is compared with it: transformers builds and loads the small model, makes its
-masks, keeps its cache and computes its attention, one row after the other.
+masks and computes its attention.
 
-T tokens of a row, V ids of the vocabulary, H heads, G key/value heads, D head width.
+T tokens, V ids of the vocabulary, H heads, G key/value heads, D head width.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
-from specdist.models.attention.rope import rope_border
 from specdist.models.families.computed import build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, without_towers
 from specdist.models.files.weight_files import StoredTensors, open_weights, stored_shapes
 from specdist.models.loading.quantized_experts import QuantizedExperts
 from specdist.models.loading.quantized_loading import QuantizedParts
 from specdist.models.loading.weight_names import WeightNames
+from specdist.models.passes.hidden import find_layers
 from specdist.models.quantized.input_rounding import rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
@@ -40,22 +40,17 @@ from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.models.start_check.expert_sample import ExpertSample
 from specdist.utils.packages import STATES_ARGUMENT, cache_argument
 
-# Of a row, if its model has no window, and beyond one.
-NUM_TOKENS, NUM_BEYOND_WINDOW = 32, 8
+# The last of them at the end of the positions.
+NUM_TOKENS, NUM_LAST = 32, 5
 NUM_IDS = 256
-# Longer windows are shortened, in the small model and in the loaded one: a row past them would cost minutes.
-MOST_WINDOW, SHORT_WINDOW = 512, 12
-# Run one by one, as generate does.
-NUM_STEPS = 4
 # Far enough: with rotary frequencies in bfloat16 angles are wrong by radians well before.
 MOST_POSITIONS = 8192
 # What layers call their own number.
 LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_number")
 # What configurations of towers for images and sounds call the number of their layers.
 TOWER_LAYERS = ("num_hidden_layers", "depth")
-UNLIMITED = (0.0, float("inf"))
 ATTENTION_NAME = "specdist_recorded_reference"
-_found: ContextVar[dict[str, list[Tensor]]] = ContextVar("what the reference's layers attend to")
+_found: ContextVar[dict[str, Tensor]] = ContextVar("what the reference's layers attend to")
 
 
 @dataclass(frozen=True)
@@ -64,31 +59,29 @@ class Sample:
     layers.
 
     Attributes:
-        rows: positions of each row's tokens, all rows of one length. With a rope that has a border there is
-            one below it, and one past it.
-        config: values of the configuration that are others than the checkpoint's.
+        positions: of the tokens, ascending.
         experts: that tokens may choose; None: all.
     """
 
     layers: tuple[int, ...]
     vocab_ids: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]
-    config: Mapping[str, Any]
+    positions: tuple[int, ...]
     experts: ExpertSample | None = None
 
     @property
-    def num_tokens(self) -> int:
-        """Of a row."""
-        return len(self.rows[0])
-
-    def tokens(self, row: int) -> np.ndarray:
-        """Index of each token of a row in ``vocab_ids``: [T]."""
+    def tokens(self) -> np.ndarray:
+        """Index of each token in ``vocab_ids``: [T]."""
         # A step without a common factor with the number of ids spreads the tokens over the vocabulary.
-        return (row + np.arange(self.num_tokens)) * 101 % len(self.vocab_ids)
+        return np.arange(len(self.positions)) * 101 % len(self.vocab_ids)
 
-    def token_ids(self, row: int) -> np.ndarray:
+    @property
+    def token_ids(self) -> np.ndarray:
         """The tokens' ids in the whole vocabulary: [T]."""
-        return np.array(self.vocab_ids)[self.tokens(row)]
+        return np.array(self.vocab_ids)[self.tokens]
+
+    def changes(self, config: Any) -> dict[str, Any]:
+        """Values of the texts' configuration that are others for these layers and experts."""
+        return {**layered(config, self.layers), **({} if self.experts is None else self.experts.config)}
 
 
 def choose_sample(checkpoint: Checkpoint, vocab_size: int, model: PreTrainedModel) -> Sample:
@@ -98,27 +91,13 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int, model: PreTrainedMode
         raise NotImplementedError(
             "one table has the inputs of all layers, and cannot be cut to those of a few"
         )
-    changed: dict[str, Any] = {}
-    border = rope_border(config)
-    borders = set() if border is None else {border}
-    num_tokens = min(NUM_TOKENS, checkpoint.max_positions, *borders)
-    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
-    if isinstance(window, int) and window < checkpoint.max_positions:
-        if window > MOST_WINDOW:
-            window = SHORT_WINDOW
-            # That of other names is in the model's memory already, and the check says so.
-            changed = {"sliding_window": window} if hasattr(config, "sliding_window") else {}
-        num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
-    experts = ExpertSample.of(model, config)
-    ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
     return Sample(
         layers=_choose_layers(checkpoint),
         vocab_ids=tuple(np.unique(np.linspace(0, vocab_size - 1, NUM_IDS).astype(int)).tolist()),
-        rows=tuple(
-            _spread(num_tokens, end) for end in sorted(ends) if num_tokens <= end <= checkpoint.max_positions
+        positions=_spread(
+            min(NUM_TOKENS, checkpoint.max_positions), min(MOST_POSITIONS, checkpoint.max_positions)
         ),
-        config=changed | (experts.config if experts is not None else {}),
-        experts=experts,
+        experts=ExpertSample.of(model, config),
     )
 
 
@@ -146,8 +125,7 @@ def _parts(layer: nn.Module) -> list[tuple[str, torch.Size]]:
 
 def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
     """Ascending positions below ``end``, the last ones among them, and most others near the beginning."""
-    # The prompt's last token and those after it: a prompt beyond a border is a long one from its beginning.
-    last = np.arange(end - NUM_STEPS - 1, end)
+    last = np.arange(end - min(NUM_LAST, num_tokens), end)
     num_first, end = num_tokens - len(last), end - len(last)
     wanted, steps = np.geomspace(1, max(1, end), num_first).astype(int) - 1, np.arange(num_first)
     ascending = np.maximum.accumulate(wanted - steps) + steps
@@ -270,12 +248,12 @@ def run_reference(
 ) -> dict[str, Tensor]:
     """Run a model of the sample's layers and ids only.
 
-    Returns by name, float32 on the CPU, of all rows' tokens: queries [T, H * D], keys and values [T, G * D]
+    Returns by name, float32 on the CPU: queries [T, H * D], keys and values [T, G * D]
     of every layer after the rotary embedding, and logits [T, V].
     """
     config = copy.deepcopy(plain_config(checkpoint))
     text = config.get_text_config()
-    for name, value in {**layered(text, sample.layers), **sample.config}.items():
+    for name, value in sample.changes(text).items():
         setattr(text, name, value)
     text.vocab_size = len(sample.vocab_ids)
     for tower in (getattr(config, name, None) for name in config.sub_configs or ()):
@@ -309,54 +287,42 @@ def run_reference(
     for each in model.modules():  # one of texts and images may not hand it on
         if isinstance(each, PreTrainedModel) and each._can_set_attn_implementation():
             each.set_attn_implementation(ATTENTION_NAME)
-    model = model.to(device).eval()
-    found = [_run_row(model, sample, row, device) for row in range(len(sample.rows))]
-    return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    found = _run_tokens(model.to(device).eval(), sample, device)
+    # By the layers' numbers in the whole model.
+    return {
+        f"layer {sample.layers[int(layer)]} {what}" if what else layer: tensor
+        for name, tensor in found.items()
+        for layer, _, what in [name.partition(" ")]
+    }
 
 
 @torch.inference_mode()
-def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.device) -> dict[str, Tensor]:
-    """As ``generate`` runs a row: its prompt, then token by token over the cache; all in one pass if single
-    steps of transformers' drop a limit of time steps, which is right for every token."""
-    recorded: dict[str, list[Tensor]] = {}
+def _run_tokens(model: PreTrainedModel, sample: Sample, device: torch.device) -> dict[str, Tensor]:
+    """As one text, in one pass."""
+    token_ids_1T = torch.from_numpy(sample.tokens).to(device)[None]
+    # Without it, gaps between positions would be taken for the ends of texts.
+    has_mask = cache_argument(model.forward) != STATES_ARGUMENT
+    mask = {"attention_mask": torch.ones_like(token_ids_1T)} if has_mask else {}
+    recorded: dict[str, Tensor] = {}
     token = _found.set(recorded)
-    token_ids_1T = torch.from_numpy(sample.tokens(row)).to(device)[None]
-    positions_1T = torch.tensor(sample.rows[row], device=device)[None]
-    cache, cache_name = DynamicCache(config=model.config), cache_argument(model.forward)
-    has_mask = cache_name != STATES_ARGUMENT
-    limits = {tuple(getattr(each, "time_step_limit", UNLIMITED)) for each in model.modules()}
-    num_steps = NUM_STEPS if limits <= {UNLIMITED} else 0
-    begins = [0, *range(sample.num_tokens - num_steps, sample.num_tokens)]
     try:
-        for begin, end in zip(begins, [*begins[1:], sample.num_tokens], strict=True):
-            output = model(
-                input_ids=token_ids_1T[:, begin:end],
-                position_ids=positions_1T[:, begin:end],
-                # Without it, gaps between positions would be taken for the ends of texts.
-                attention_mask=torch.ones(1, end, dtype=torch.int64, device=device) if has_mask else None,
-                use_cache=True,
-                **{cache_name: cache},
-            )
-            recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
+        output = model(
+            input_ids=token_ids_1T,
+            position_ids=torch.tensor(sample.positions, device=device)[None],
+            use_cache=False,
+            **mask,
+        )
     finally:
         _found.reset(token)
-    found = {}
-    for name, parts in recorded.items():
-        layer, _, what = name.partition(" ")
-        # By the layer's number in the whole model.
-        found[f"layer {sample.layers[int(layer)]} {what}" if what else name] = torch.cat(parts)
-    return found
+    return {"logits": output.logits[0].float().cpu(), **recorded}
 
 
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The eager attention of the module's own family, which adds the mask; what is new in its inputs is
-    recorded."""
-    num_new = query.shape[2]
+    """The eager attention of the module's own family, which adds the mask; its inputs are recorded."""
     for what, tensor in (("queries", query), ("keys", key), ("values", value)):
-        new_TW = tensor[0, :, -num_new:].transpose(0, 1).flatten(1).float().cpu()
-        _found.get().setdefault(f"{module.layer_idx} {what}", []).append(new_TW)
+        _found.get()[f"{module.layer_idx} {what}"] = tensor[0].transpose(0, 1).flatten(1).float().cpu()
     family = sys.modules[type(module).__module__]
     attend: Callable[..., tuple[Tensor, Tensor | None]] = getattr(
         family, "eager_attention_forward", sdpa_attention_forward
@@ -373,19 +339,6 @@ def _round_inputs(
 ) -> tuple[Tensor]:
     x_TK = inputs[0].flatten(0, -2)
     return (rounded_values(form, x_TK, static, sizes).view_as(inputs[0]),)
-
-
-def find_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleList]:
-    """The list of decoder layers, the module that holds it, and its name there. Raises
-    NotImplementedError."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    num_layers = model.config.get_text_config().num_hidden_layers
-    for within in (decoder, model):
-        for owner in within.modules():
-            for leaf, module in owner.named_children():
-                if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-                    return owner, leaf, module
-    raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
 
 
 def layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class DraftSide:
             end = min(begin + NUM_BRANCHES, len(drawn_N))
             branches = self._replica.num_slots + np.arange(end - begin)
             positions = places.positions_N[begin:end].numpy()
-            self._runner.open_branches(places.slots_N[begin:end], branches, positions)
+            self._runner.cache.open_branches(places.slots_N[begin:end], branches, positions)
             batch = FlatBatch(drawn_N[begin:end], branches, positions)
             hidden.append(self._hidden(AskedTokens(batch, np.arange(end - begin))))
         return np.concatenate(hidden) if hidden else self._hidden_of_none()

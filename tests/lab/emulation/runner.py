@@ -63,11 +63,14 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
-    has_head = head_uses_features = head_reads_drawing_state = keeps_states = False
-    reads_states = drafts_blocks = False
+    keeps_states = False
+    head = reader = None
+    receiver: Any = None
+    blocks: Any = None
 
     def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
         self.model = model
+        self.cache = self  # of branches
         self.pace = pace
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0

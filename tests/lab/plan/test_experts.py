@@ -12,10 +12,11 @@ from specdist.lab.plan.advise import Planner, Site, Work
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.report import GIB, run_options
+from specdist.lab.plan.report import run_options
 from specdist.lab.plan.roofline import NO_COUNTS, TARGET_PASS, Placement
 from specdist.models.sizes.expert_sizes import Experts
 from specdist.models.sizes.sizes import ModelSize, model_size
+from specdist.utils.host import GIB
 from tests.lab.plan.test_job import planned
 
 QWEN, GPT_OSS = "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"

@@ -16,9 +16,9 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.draft_models.declaration import Placement
+from specdist.models.draft_models.mtp import MTP
 from specdist.models.drafters.drafters import check_drafter, load_drafter
 from specdist.models.drafters.mtp_loading import open_mtp
-from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import open_checkpoint
@@ -103,7 +103,7 @@ def test_a_quantised_head_says_what_its_plain_numbers_say(
     assert {"model.layers.0.self_attn.o_proj", "model.layers.0.mlp.shared_experts.up_proj"} <= quantized
     assert ("mtp.eh_proj" in quantized) == projection_is_quantized
     use_paged_attention(head)
-    distributions = [distribution(each) for each in (runner, MtpRunner(head, CPU))]
+    distributions = [distribution(each) for each in (runner, DrafterRunner(head, CPU, MTP))]
     moved = (distributions[0] - distributions[1]).abs().sum(dim=1) / 2
     assert 0 < moved.median() < 0.02  # of a token at a border between experts more
 

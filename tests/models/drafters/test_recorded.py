@@ -3,14 +3,12 @@ probabilities."""
 
 from __future__ import annotations
 
-from functools import partialmethod
 from typing import Any
 
 import numpy as np
 import pytest
 
 from specdist.models.drafters.runner import DrafterRunner
-from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.acceleration import Acceleration
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine import block_drafters, eagle, mtp
@@ -50,12 +48,15 @@ def test_blocks_of_recorded_passes_are_those_of_others(
     """States of an earlier round, pages that a sequence has had before, or a first token that is seen would
     give other probabilities."""
     harness, *models = models_of(kind)
-    replicas, capturers = [], [TapeCapturer() for _ in range(2)]
+    replicas, capturers = [], list[TapeCapturer]()
+
+    def recording(*_: Any, **options: Any) -> Acceleration:
+        capturers.append(TapeCapturer())
+        return Acceleration(is_static=True, capturer=capturers[-1])
+
     for is_recorded in (False, True):
-        for runner, capturer in zip((StatesRunner, DrafterRunner), capturers, strict=True):
-            acceleration = Acceleration(is_static=is_recorded, capturer=capturer if is_recorded else None)
-            own = partialmethod(runner.__init__, acceleration=acceleration)
-            monkeypatch.setattr(runner, "__init__", own)
+        if is_recorded:
+            monkeypatch.setattr(Acceleration, "of", recording)
         # On a device steps are taken together, in recorded runs.
         monkeypatch.setattr(DrafterRunner, "is_asynchronous", is_recorded)
         replica = harness(*models, settings=settings, max_new_tokens=14, **CROWDED | {"num_pages": 12})
@@ -66,11 +67,13 @@ def test_blocks_of_recorded_passes_are_those_of_others(
     (eager, expected), (recorded, found) = replicas
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     is_preempted = recorded.stats_recorder.close_shard(0).num_preemptions > 0
-    assert is_preempted or recorded.draft_runner.drafts_blocks
+    is_block = recorded.draft_runner.blocks is not None
+    assert is_preempted or is_block
     assert len(recorded.blocks) == len(eager.blocks) > 30
     for one, other in zip(recorded.blocks, eager.blocks, strict=True):
         assert (one.committed, one.candidates) == (other.committed, other.candidates)
         np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-4, atol=1e-7)
     runs = recorded.draft_runner.runs
-    assert runs is None if recorded.draft_runner.drafts_blocks else runs._graphs._replays
-    assert all(capturer.num_replays > 2 * capturer.num_captures > 0 for capturer in capturers)
+    assert runs is None if is_block else runs._graphs._replays
+    # The last two are the target's and the draft's.
+    assert all(capturer.num_replays > 2 * capturer.num_captures > 0 for capturer in capturers[-2:])

@@ -222,7 +222,7 @@ class DraftBranches:
         state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1
         # Forced tokens before it that no pass has run yet are the branch's to run, too.
         state.num_computed[draft_slots_B] = np.minimum(positions_B, state.num_computed[slots_B])
-        self._runner.open_branches(slots_B, draft_slots_B, positions_B)
+        self._runner.cache.open_branches(slots_B, draft_slots_B, positions_B)
         return branches
 
     def adopt(self, slots_R: np.ndarray, first: FirstAhead, num_branches: int) -> AheadReport:
@@ -259,7 +259,7 @@ class DraftBranches:
             if len(index_B):
                 # The cache has the branch's first token, which is the next one, and all others but the last.
                 slots_B, positions_B = slots_R[index_B], positions_R[index_B]
-                self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
+                self._runner.cache.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
             self.table.drop(slots_R)
             if self._chooser is not None:
                 num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())

@@ -11,9 +11,10 @@ V vocabulary.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from specdist.models.passes.runner import ModelRunner
+from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
@@ -86,16 +87,23 @@ class HeadReader:
     """The estimates of a draft's trained head: each of the token before the one that its pass draws, or, of a
     head that reads the drawing state, of the drawn token itself."""
 
-    def __init__(self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool) -> None:
+    def __init__(
+        self,
+        head: HiddenStateHead,
+        device: torch.device,
+        features: TokenFeatures,
+        *,
+        keeps_estimates: bool,
+    ) -> None:
         """``keeps_estimates``: for later."""
-        self._runner = runner
+        self._head, self._device = head, device
         self._features = features
         self._keeps_estimates = keeps_estimates
 
     @property
     def reads_drawing_state(self) -> bool:
         """Whether an estimate comes with the token's draw."""
-        return self._runner.head_reads_drawing_state
+        return self._head.reads_drawing_state
 
     def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
         """What the head reads beside hidden states, on the device.
@@ -105,10 +113,10 @@ class HeadReader:
             features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
                 an earlier loop has kept them.
         """
-        if not self._runner.head_uses_features:
+        if not self._head.takes_features:
             return None
         if is_first:
-            (kept_3A,) = upload(self._runner.device, self._features.head_inputs_at(places).astype(np.float64))
+            (kept_3A,) = upload(self._device, self._features.head_inputs_at(places).astype(np.float64))
             return kept_3A.float()
         return features_3A
 
@@ -117,7 +125,7 @@ class HeadReader:
         if not self.reads_drawing_state:
             return estimates_A
         assert features_3A is not None
-        return self._runner.estimates_of_draws(estimates_A, features_3A)
+        return self._head.estimates_of_draws(estimates_A, features_3A)
 
     def keep(self, estimates_T: np.ndarray, places: Places, *, is_first_T: np.ndarray) -> None:
         """Keep those of steps that have drawn the tokens at these ``places``. Before a first step stands a

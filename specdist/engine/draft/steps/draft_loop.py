@@ -85,8 +85,9 @@ class DraftLoop:
             self.forced = ForcedTokens(pipeline, draft_state, self.is_stop_V, self.pass_counts)
         self._waits = waits_after_each_step(runner, pipeline)
         self._lengths = RunLengths(policy.max_draft_tokens + 1)
-        self._chooses_blocks = runner.drafts_blocks and pipeline is None and policy.is_for_batch
-        self._ends_after_pass = policy.needs_last_estimate and not runner.head_reads_drawing_state
+        self._chooses_blocks = runner.blocks is not None and pipeline is None and policy.is_for_batch
+        reads_drawing_state = runner.head is not None and runner.head.reads_drawing_state
+        self._ends_after_pass = policy.needs_last_estimate and not reads_drawing_state
         self._has_warned = False
 
     def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:

@@ -12,7 +12,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, Given
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
 from specdist.models.batch.flat import FlatBatch
-from specdist.models.drafters.block_runner import BlockRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.sampling.distributions import SamplingSettings
@@ -61,17 +60,19 @@ class DraftRuns:
         """``keeps_scores``: where draws are not random, too; ``keeps_estimates``: of a head, for later."""
         runner.reuses_logits = False  # they may be kept
         self._runner, self._draft_state, self._pipeline = runner, draft_state, pipeline
+        head = runner.head
         self._draws = DraftDraws(
             settings=settings,
             vocab_size=vocab_size,
             keeps_scores=keeps_scores or settings.is_random,
-            keeps_features=keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state,
+            keeps_features=keeps_estimates
+            or (head is not None and (head.takes_features or head.reads_drawing_state)),
         )
         draft_state.features.are_kept = self._draws.keeps_features
         self.head: HeadReader | None = None
-        if runner.has_head:
-            self.head = HeadReader(runner, draft_state.features, keeps_estimates=keeps_estimates)
-        self.pass_counts = PassCounts(has_head=runner.has_head)
+        if head is not None:
+            self.head = HeadReader(head, runner.device, draft_state.features, keeps_estimates=keeps_estimates)
+        self.pass_counts = PassCounts(has_head=head is not None)
         self.unknown: NextTokens | None = None
         # By number of steps: the longest run of at most so many that is recorded.
         lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
@@ -82,11 +83,12 @@ class DraftRuns:
 
     def confidences(self, drafting: Drafting, active_A: np.ndarray) -> np.ndarray:
         """[A, B]: run the blocks of these, from which steps will draw, and wait for what is known of every
-        place before any draw: see :meth:`BlockRunner.confidences`."""
+        place before any draw: see
+        :class:`specdist.models.passes.runner.BlockForwards`."""
         batch, index_A, _ = self._inputs(drafting.places(active_A, 0), None)
-        runner = cast(BlockRunner, self._runner)
-        found_AB = runner.confidences(batch, index_A, self._draws.top_probabilities)
-        self.pass_counts.count(runner.num_run(batch), 0)
+        assert self._runner.blocks is not None
+        found_AB = self._runner.blocks.confidences(batch, index_A, self._draws.top_probabilities)
+        self.pass_counts.count(self._runner.num_run(batch), 0)
         on_host: np.ndarray = found_AB.double().cpu().numpy()
         return on_host
 
