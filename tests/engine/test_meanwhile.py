@@ -142,11 +142,11 @@ def test_results_are_fetched_when_they_are_asked_for() -> None:
     )
     logits = device.tensor(torch.eye(5)[[1, 3, 4]])
     output = FullDistributions.of(logits, SamplingSettings(temperature=0.0), asked)
-    assert not device.waits
+    assert not device.num_waits
     assert output.candidate_probabilities().tolist() == [1.0, 0.0]
-    assert len(device.waits) == 1
+    assert device.num_waits == 1
     output.next_distributions(np.array([2]))
-    assert len(device.waits) == 1
+    assert device.num_waits == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

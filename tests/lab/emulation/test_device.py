@@ -27,10 +27,11 @@ def test_a_result_is_read_when_all_that_was_queued_before_it_is_done(device: Emu
     numbers = device.tensor(torch.arange(4))
     doubled = torch.cat([numbers, numbers])[:4].double() * 2
     # Not a bound on this machine's speed: queueing does not wait for a device that is busy until later.
-    assert device.free_at_ns >= begin + 2 * PASS_NS
+    assert device.free_at_ns >= begin + 2 * PASS_NS and not device.num_waits
     on_host = doubled.cpu()
     assert time.monotonic_ns() >= device.free_at_ns
     assert type(on_host) is torch.Tensor and on_host.tolist() == [0, 2, 4, 6]
+    assert device.num_waits == 1
 
 
 def test_a_copy_that_does_not_block_is_waited_for_by_its_event(device: EmulatedDevice) -> None:
@@ -39,7 +40,7 @@ def test_a_copy_that_does_not_block_is_waited_for_by_its_event(device: EmulatedD
     event = device.new_event()
     event.record()
     device.queue(100 * PASS_NS)
-    assert type(copied) is torch.Tensor
+    assert not device.num_waits and type(copied) is torch.Tensor
     event.synchronize()
     assert event.query() and time.monotonic_ns() < device.free_at_ns
 

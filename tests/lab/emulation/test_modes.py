@@ -30,10 +30,11 @@ MODES = ("target only", "colocated", "synchronous", "asynchronous", "branches")
 LEAST_P = 1e-4
 
 
-@pytest.fixture(scope="module", params=["0", "1"])
+@pytest.fixture(scope="module", params=[("0", "fixed"), ("1", "confidence")], ids=["greedy", "sampled"])
 def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[str, list[Completion]]]]:
-    """Completions by mode and policy, greedy and sampled."""
-    arguments = [*SMALL, "--temperature", request.param, "--policies", "fixed", "confidence"]
+    """Completions by mode and policy."""
+    temperature, policy = request.param
+    arguments = [*SMALL, "--temperature", temperature, "--policies", policy]
     emulation = Emulation(parse_arguments(EmulationConfig, arguments))
     found: dict[str, list[Completion]] = {}
     with DraftRank(emulation.draft_server) as rank:
@@ -130,7 +131,7 @@ def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPat
         (["--policies", "specdecpp"], "--policies specdecpp is not a policy without a head"),
         (
             ["--policies", "svip:stop=1"],
-            "svip:stop=1 is not an option of svip, which takes stop_root_entropy",
+            "svip:stop=1 is not an option of svip, which takes max_draft",
         ),
         (["--policies", "fixed:num_draft_tokens=2.5"], "num_draft_tokens=2.5 is not an option of fixed"),
     ],
