@@ -18,9 +18,9 @@ from specdist.training.drafts import run as job
 from specdist.training.drafts import trainer as training
 from specdist.training.drafts.trainer import DraftTrainer
 from tests.engine.eagle import eagle_model
-from tests.job.launching import read_output, refused, run_here, run_process
+from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, noisy_copy
-from tests.ranks import REPOSITORY
+from tests.job.ranks import fork_ranks
 
 FAST = {"epochs": 2, "learning_rate": 2e-3, "prompt_rows": 0}
 
@@ -147,8 +147,7 @@ def test_the_draft_writes_after_every_prompt_anew(
 def test_two_ranks_share_the_training(finished: Path, tmp_path: Path) -> None:
     """A step of two ranks has the sequences of both."""
     run = FAST | {"run": finished, "epochs": 4, "batch_size": 4, "device": "cpu"}
-    script = REPOSITORY / "jobs" / "distill.py"
-    shown = run_process(2, script, **run, new_draft=tmp_path / "draft").totals
+    shown = fork_ranks(2, main, **run, new_draft=tmp_path / "draft").totals
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.02
     history = json.loads((tmp_path / "draft" / "distillation.json").read_text())["history"]
     assert max(entry["step"] for entry in history) <= 4 * -(-shown["num_training_sequences"] // 8)
