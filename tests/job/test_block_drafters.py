@@ -47,6 +47,7 @@ def options(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, A
         "draft": folder / "draft",
         "device": "cpu",
         "max_new_tokens": 16,
+        "limit": 12,
         "rows_per_shard": 10,
     }
 

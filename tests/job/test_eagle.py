@@ -44,6 +44,7 @@ def eagle(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, Any
         "draft": folder / "draft",
         "device": "cpu",
         "max_new_tokens": 16,
+        "limit": 12,
         "rows_per_shard": 10,
     }
 

@@ -48,9 +48,9 @@ def test_greedy_text_is_the_same(
 ) -> None:
     output = tmp_path / "run"
     options = options | {"head": heads.get(name), "verify": "all" if name == "sprinter" else None}
-    assert run_here(**options, output=output, policy=name).code == 0
+    assert run_here(**options, output=output, policy=name, limit=8).code == 0
     found, expected = read_output(output), read_output(greedy[0])
-    assert found["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()
+    assert found["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()[:8]
     # These models are so small that a draft step takes as long as a target pass, and goodput sees that.
     assert sum(found["num_accepted_draft_tokens"].to_pylist()) > 0 or name == "goodput"
     fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]

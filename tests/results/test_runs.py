@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
 import pytest
 
 import specdist
@@ -42,22 +41,6 @@ def test_a_complete_run_has_its_rows_in_input_order(whole: Path) -> None:
     assert run.dataset is run.dataset, "it is opened once"
 
 
-def test_rows_are_memory_mapped(whole: Path) -> None:
-    """They are memory-mapped: Arrow has allocated nothing for them."""
-    before = pa.total_allocated_bytes()
-    run = specdist.load_run(whole)
-    assert run.table.num_rows == len(run.dataset) == NUM_ROWS * NUM_SAMPLES
-    assert pa.total_allocated_bytes() == before
-
-
-def test_datasets_finds_what_it_derived_from_the_rows_in_its_cache(whole: Path, copy: Path) -> None:
-    """`datasets` finds its caches by a fingerprint, which depends on the rows and on nothing else."""
-    digests = {specdist.load_run(path).dataset._fingerprint for path in (whole, copy)}
-    assert len(digests) == 1
-    shutil.rmtree(copy)
-    assert specdist.load_run(write_run(copy, (0, 1)).path).dataset._fingerprint not in digests
-
-
 def test_statistics_are_the_sum_of_the_shards(whole: Path) -> None:
     run = specdist.load_run(whole)
     assert list(run.shards) == [0, 1, 2] and len(run.shards) == 3
@@ -68,19 +51,6 @@ def test_statistics_are_the_sum_of_the_shards(whole: Path) -> None:
     assert (found["output"], found["exact"], found["complete"]) == (str(whole), True, True)
     assert found["tokens_per_s"] == 5 and found["tokens_per_s_per_device"] == 5 / 3
     assert found == json.loads(json.dumps(found))
-
-
-def test_the_statistics_of_a_shard_are_read_on_demand(copy: Path) -> None:
-    """With a hundred thousand shards, none is opened to count them."""
-    path = copy / "stats" / "shard-00001.json"
-    path.write_text("{")
-    run = specdist.load_run(copy)
-    assert len(run.shards) == 3 and run.shards[0] == shard_stats(0)
-    with pytest.raises(UserError, match=r"shard-00001.json is damaged .*: delete it, and start"):
-        run.shards[1]
-    path.write_text("[]")
-    with pytest.raises(UserError, match=r"shard-00001.json is damaged .*not an object"):
-        _ = run.statistics
 
 
 def test_an_unfinished_run_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
