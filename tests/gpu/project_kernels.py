@@ -99,7 +99,7 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
 
 
-def grouped_narrow_product(
+def grouped_packed_product(
     inputs_SK: Tensor,
     blocks_3M: Tensor,
     numbers: Tensor,
@@ -178,7 +178,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
     "write_float8_tokens": plain_write,
-    "grouped_narrow_product": grouped_narrow_product,
+    "grouped_packed_product": grouped_packed_product,
     "mamba": mamba,
     "delta_rule": delta_rule,
 }
