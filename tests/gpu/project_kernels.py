@@ -19,7 +19,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, Qu
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
-from specdist.models.recurrent.states import Padded, Runs, padded_of, recur
+from specdist.models.recurrent.runs import Padded, Runs, padded_of, recur
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from tests.models.families import CUT, FAMILIES, tiny_model
 from tests.ranks import run_ranks
 

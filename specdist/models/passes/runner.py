@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.attention import AttentionRules, LayerAttention
-from specdist.models.attention.expanding import Expansion
+from specdist.models.attention.expanding import kind_of_expanded
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel, SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.probe import ProbePages, choose_kernel
@@ -145,7 +146,7 @@ class ModelRunner:
         if key not in self._kernels:
             is_float8 = own.has_float8_cache and expansion is None
             if expansion is not None:
-                kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
+                kinds = [kind_of_expanded(expansion, each) for each in kinds if each.rules.is_latent]
             pages = ProbePages(page_size, self.dtype, self.device, is_float8)
             self._kernels[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
         return self._kernels[key]
