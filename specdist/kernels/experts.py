@@ -1,8 +1,8 @@
 """Products of tokens with the experts that they are sent to, whose numbers are read as they are stored: one
 launch for all experts of a layer.
 
-Tokens are sorted by expert. A program takes some tokens of one expert and some of its outputs, and makes
-plain numbers of one tile of weights after the other. How many programs there are depends on the number of
+Tokens are sorted by expert. A program takes some tokens of one expert and some of its outputs, and
+dequantises one tile of weights after the other. How many programs there are depends on the number of
 tokens alone, so that a launch can be recorded: which tokens are whose is read on the device.
 
 S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert, M blocks of tokens.
@@ -120,8 +120,8 @@ def token_blocks(ends_E: Tensor, num_tokens: int, dtype: torch.dtype) -> tuple[T
     return torch.stack([own_M, first_M, ends_E[own_M]]).to(torch.int32), size
 
 
-@torch.library.custom_op("specdist::grouped_narrow_product", mutates_args=())
-def grouped_narrow_product(
+@torch.library.custom_op("specdist::grouped_packed_product", mutates_args=())
+def grouped_packed_product(
     inputs_SK: Tensor,
     blocks_3M: Tensor,
     numbers: Tensor,

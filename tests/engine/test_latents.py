@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
-from specdist.models.attention import expanding
+from specdist.models.attention import expansion
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
@@ -25,7 +25,7 @@ def pair() -> Pair:
 @pytest.fixture(autouse=True)
 def expands_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of prompts expand latents, and blocks do not."""
-    monkeypatch.setattr(expanding, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
 
 
 def test_tokens_are_those_of_generate_whatever_the_blocks_prefixes_and_preemptions(pair: Pair) -> None:

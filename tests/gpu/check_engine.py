@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from specdist.models.loading.narrow_experts import narrow_experts_of
+from specdist.models.loading.packed_experts import packed_experts_of
 from specdist.models.quantized.quantized_linear import choose_products
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.sampling.distributions import SamplingSettings
@@ -35,7 +35,7 @@ from tests.gpu.policies import READS_HEAD, policies
 from tests.gpu.project_kernels import ON_HOST
 from tests.models.all_families import build
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
-from tests.models.stored_experts import make_narrow
+from tests.models.stored_experts import make_packed
 
 # A token of which the weights are damaged.
 BAD_TOKEN = 11
@@ -68,17 +68,17 @@ def check_experts() -> None:
     pair.check(RULES["rejection"], POLICIES["fixed"])
 
 
-def check_narrow_experts() -> None:
+def check_packed_experts() -> None:
     """All experts in one launch, in recorded passes; a CPU takes one after the other."""
     torch.manual_seed(0)
     target = build("qwen3_moe").bfloat16()
     draft = noisy_copy(target)
-    make_narrow(target)
+    make_packed(target)
     pair = Pair(target, draft, dict(MODES["synchronous"]))
     on_gpu = pair.on_gpu.runners[0].model
     choose_products(on_gpu, torch.bfloat16)
-    narrow = dict(narrow_experts_of(on_gpu))
-    assert narrow and all(each.product == each.kernel_product for each in narrow.values())
+    packed = dict(packed_experts_of(on_gpu))
+    assert packed and all(each.product == each.kernel_product for each in packed.values())
     pair.check(RULES["rejection"], POLICIES["fixed"], prompts((9, 14)))
 
 

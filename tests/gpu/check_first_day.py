@@ -32,7 +32,7 @@ NAMES = {
     },
     # The fault is one of top-p alone.
     "processed_probabilities": {"distribution, top_p", "distribution, top_k and top_p"},
-    "grouped_narrow_product": {"experts, MXFP4", "experts, FP8 in blocks"},
+    "grouped_packed_product": {"experts, MXFP4", "experts, FP8 in blocks"},
 }
 
 
@@ -105,7 +105,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "gated_activation": not_a_number,
     "write_tokens": without_the_last_token,
     "write_float8_tokens": scales_of_the_other,
-    "grouped_narrow_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_narrow_product"](
+    "grouped_packed_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_packed_product"](
         inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
     ),
     "mamba": kept_before_the_first("mamba"),

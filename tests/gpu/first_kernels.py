@@ -29,7 +29,7 @@ from specdist.models.attention.plain import plain_attention
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
-from specdist.models.loading.narrow_experts import Groups, NarrowExperts
+from specdist.models.loading.packed_experts import Groups, PackedExperts
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
@@ -406,7 +406,7 @@ def plain_draw(probabilities_NV: Tensor, uniforms_N: Tensor) -> Tensor:
 
 
 def quantised_cases(bench: Bench, shape: Shape) -> Iterator[Case]:
-    """Torch's products of narrow numbers, as quantised layers use them, beside dequantised ones."""
+    """Torch's products of quantised numbers, as quantised layers use them, beside dequantised ones."""
     num_outputs, num_inputs = shape.hidden_size, shape.inner_size
     weight = bench.random(num_outputs, num_inputs)
     for name, form in QUANTISED.items():
@@ -425,29 +425,29 @@ def expert_cases(bench: Bench) -> Iterator[Case]:
     num_experts, num_outputs, num_inputs = (4, 64, 128) if bench.is_fake else (128, 5760, 2880)
     for name, form in EXPERTS.items():
         shape = (num_experts, num_outputs, num_inputs)
-        narrow = NarrowExperts(form, shape, None, is_transposed=False).to_empty(device=bench.device)
-        for each in narrow.buffers():
+        packed = PackedExperts(form, shape, None, is_transposed=False).to_empty(device=bench.device)
+        for each in packed.buffers():
             each.view(torch.uint8).random_(120, 124)  # scales near one, and numbers of both signs
         if not form.has_powers:
-            narrow.scales.fill_(0.5)
+            packed.scales.fill_(0.5)
         for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
-            yield expert_case(f"experts, {name}", narrow, bench.random(4 * num_tokens, num_inputs, seed=1))
+            yield expert_case(f"experts, {name}", packed, bench.random(4 * num_tokens, num_inputs, seed=1))
 
 
-def expert_case(kernel: str, narrow: NarrowExperts, tokens: Tensor) -> Case:
+def expert_case(kernel: str, packed: PackedExperts, tokens: Tensor) -> Case:
     generator = torch.Generator().manual_seed(2)
-    ids_S = torch.randint(narrow.num_experts, (len(tokens),), generator=generator).sort().values
-    groups = Groups(ids_S.to(tokens.device), narrow.num_experts, tokens.dtype)
-    share = len(ids_S.unique()) / narrow.num_experts
+    ids_S = torch.randint(packed.num_experts, (len(tokens),), generator=generator).sort().values
+    groups = Groups(ids_S.to(tokens.device), packed.num_experts, tokens.dtype)
+    share = len(ids_S.unique()) / packed.num_experts
     return Case(
         kernel=kernel,
         size=f"{len(tokens)} tokens",
-        run=lambda: narrow.kernel_product(tokens, groups),
-        plain=lambda: narrow.dequantized_product(tokens, groups),
+        run=lambda: packed.kernel_product(tokens, groups),
+        plain=lambda: packed.dequantized_product(tokens, groups),
         difference=relative_norm,
         limit=QUANTISED_LIMIT,
-        num_bytes=int(share * narrow.num_bytes),
-        num_flop=2 * len(tokens) * narrow.out_features * narrow.in_features,
+        num_bytes=int(share * packed.num_bytes),
+        num_flop=2 * len(tokens) * packed.out_features * packed.in_features,
     )
 
 

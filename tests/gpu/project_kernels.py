@@ -19,7 +19,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, Qu
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
-from specdist.models.recurrent.states import Padded, Runs, padded_of, recur
+from specdist.models.recurrent.runs import Padded, Runs, padded_of, recur
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities
@@ -99,7 +99,7 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
 
 
-def grouped_narrow_product(
+def grouped_packed_product(
     inputs_SK: Tensor,
     blocks_3M: Tensor,
     numbers: Tensor,
@@ -178,7 +178,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
     "write_float8_tokens": plain_write,
-    "grouped_narrow_product": grouped_narrow_product,
+    "grouped_packed_product": grouped_packed_product,
     "mamba": mamba,
     "delta_rule": delta_rule,
 }

@@ -21,8 +21,8 @@ def test_a_mixture_of_experts_gives_the_rows_of_a_cpu_in_recorded_passes() -> No
     on_device(check_engine.check_experts)
 
 
-def test_narrow_experts_give_the_rows_of_a_cpu_in_recorded_passes() -> None:
-    on_device(check_engine.check_narrow_experts)
+def test_packed_experts_give_the_rows_of_a_cpu_in_recorded_passes() -> None:
+    on_device(check_engine.check_packed_experts)
 
 
 def test_states_give_the_rows_of_a_cpu() -> None:

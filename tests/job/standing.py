@@ -69,15 +69,15 @@ def one_is_slow(arguments: Sequence[str]) -> int:
 
 def one_cannot_read(arguments: Sequence[str]) -> int:
     """The main job; the storage of its second rank stops answering after a few tensors of the target."""
-    cut, num_cut = filling.cut_tensor, itertools.count()
+    take, num_taken = filling.Filling.take, itertools.count()
 
-    def cut_or_hang(*read: Any) -> Any:
-        if next(num_cut) == 3:
+    def take_or_hang(*read: Any) -> Any:
+        if next(num_taken) == 3:
             hang()
-        return cut(*read)
+        return take(*read)
 
     if os.environ["RANK"] == "1":
-        filling.cut_tensor = cut_or_hang
+        filling.Filling.take = take_or_hang  # type: ignore[method-assign]
     return generate(arguments)
 
 

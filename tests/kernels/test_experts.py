@@ -1,4 +1,4 @@
-"""The products of narrow experts in one launch: of numbers that the test has made plain itself."""
+"""The products of packed experts in one launch: of numbers that the test has made plain itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from specdist.kernels import experts as kernel
-from specdist.models.loading.narrow_experts import Groups, NarrowExperts
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
 from tests.models.stored_experts import FORMATS, Stored, generator
 
 NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS = 5, 80, 144
@@ -17,16 +18,16 @@ NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS = 5, 80, 144
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-def experts_of(kind: str, device: torch.device) -> tuple[NarrowExperts, list[Stored]]:
+def experts_of(kind: str, device: torch.device) -> tuple[PackedExperts, list[Stored]]:
     """Neither their outputs nor their inputs fill a whole number of tiles."""
     generator.manual_seed(5)
     stored = [FORMATS[kind](NUM_OUTPUTS, NUM_INPUTS) for _ in range(NUM_EXPERTS)]
     form = stored[0].weight.form.within(NUM_OUTPUTS, NUM_INPUTS)
-    narrow = NarrowExperts(form, (NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS), None, is_transposed=False)
-    narrow = narrow.to_empty(device=device)
+    packed = PackedExperts(form, (NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS), None, is_transposed=False)
+    packed = packed.to_empty(device=device)
     for index, each in enumerate(stored):
-        narrow.fill((index, 0, 0), each.weight)
-    return narrow, stored
+        fill_quantized(packed, Piece("", (index, 0, 0), (1, NUM_OUTPUTS, NUM_INPUTS)), each.weight)
+    return packed, stored
 
 
 def expected(inputs: Tensor, ids: list[int], stored: list[Stored]) -> Tensor:
@@ -47,16 +48,16 @@ def test_experts_products_are_those_of_their_plain_numbers(
 ) -> None:
     """Of experts with many tokens, with one and without any, and of tokens whose expert is elsewhere. A token
     has the same numbers alone."""
-    narrow, stored = experts_of(kind, device)
+    packed, stored = experts_of(kind, device)
     ids = [0] * 17 + [1] + [3] * 2 + [4] + [NUM_EXPERTS] * 3
     inputs = torch.randn(len(ids), NUM_INPUTS, generator=generator).to(device, dtype)
-    found = narrow.kernel_product(inputs, Groups(torch.tensor(ids, device=device), NUM_EXPERTS, dtype))
+    found = packed.kernel_product(inputs, Groups(torch.tensor(ids, device=device), NUM_EXPERTS, dtype))
     assert found.dtype == dtype
     exact = expected(inputs, ids, stored)
     assert (found.cpu().double() - exact).norm() <= TOLERANCES[dtype] * exact.norm()
     assert not found[len(ids) - 3 :].any()
     alone = Groups(torch.tensor(ids[18:19], device=device), NUM_EXPERTS, dtype)
-    assert torch.equal(narrow.kernel_product(inputs[18:19], alone), found[18:19])
+    assert torch.equal(packed.kernel_product(inputs[18:19], alone), found[18:19])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specdist.models.loading.conversions import Piece
-from specdist.models.loading.narrow_experts import narrow_experts_of
-from specdist.models.loading.narrow_placing import place_experts
+from specdist.models.loading.packed_experts import fill_quantized, packed_experts_of, place_experts
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
 from specdist.models.sharding.experts import experts_of
 from tests.models.quantized_checkpoints import words
@@ -70,8 +69,8 @@ FORMATS: dict[str, Callable[[int, int], Stored]] = {
 }
 
 
-def make_narrow(model: nn.Module) -> None:
-    """Of a model's experts, without biases: INT8 in their place."""
+def make_packed(model: nn.Module) -> None:
+    """Put INT8 in the place of a model's experts without biases."""
     form = LayerFormat(numbers="int8", rows=1, columns=None)
     weights = {
         f"{name}.{leaf}": weight.detach()
@@ -86,7 +85,7 @@ def make_narrow(model: nn.Module) -> None:
         for name, weight in weights.items()
     }
     place_experts(model, "it", dict.fromkeys(weights, form), places, torch.bfloat16)
-    for name, experts in narrow_experts_of(model):
+    for name, experts in packed_experts_of(model):
         experts.to_empty(device="cpu")
-        for index, weight in enumerate(weights[name]):
-            experts.fill((index, 0, 0), quantize(form, weight))
+        for (_, piece), weight in zip(places[name], weights[name], strict=True):
+            fill_quantized(experts, piece, quantize(form, weight))

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from specdist.models.attention import expanding
+from specdist.models.attention import expansion
 from specdist.models.attention.attention import AttentionKind, AttentionRules
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
 from specdist.models.attention.probe import ProbePages, probe_kernel
@@ -47,7 +47,7 @@ def test_passes_match_plain_forwards(
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=4, tolerance=tolerance, is_windowed=True)
         if any(rules.is_latent for rules in runner.rules.values()):
-            monkeypatch.setattr(expanding, "OPERATIONS_PER_BYTE", 0)  # chunks of prompts expand latents
+            monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)  # chunks of prompts expand latents
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)
     assert "without graphs" not in caplog.text

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from specdist.models.cpu.linear import MIN_WEIGHTS, OneDnnLinears
+from specdist.models.loading.conversions import Piece
+from specdist.models.recurrent.cuts import cut_of
 from specdist.models.sharding.cutting import VocabParallelHead, find_head, shard_head
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
@@ -15,10 +17,10 @@ def filled(whole: nn.Linear, ids: range) -> VocabParallelHead:
     """A slice with its weights, cut as the loader cuts them."""
     head = VocabParallelHead(whole, ids).to_empty(device="cpu")
     for name, parameter in head.named_parameters():
-        stored = nn.Parameter(whole.get_parameter(name).detach().clone())
-        head._tp_partition([stored, None])
-        assert stored.shape == parameter.shape
-        parameter.data.copy_(stored)
+        stored = whole.get_parameter(name).detach()
+        (piece,) = Piece.whole(name, stored.shape).on_rank(cut_of(head, name))
+        assert piece.shape == parameter.shape
+        parameter.data.copy_(piece.of(stored))
     return head
 
 

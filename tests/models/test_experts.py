@@ -16,7 +16,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from specdist.models.sharding.experts import _adds_up, cut_experts, cut_of
+from specdist.models.recurrent.cuts import cut_of
+from specdist.models.sharding.experts import _adds_up, cut_experts
 
 HIDDEN, WIDTH, NUM_EXPERTS, NUM_CHOSEN, NUM_TOKENS = 32, 24, 4, 2, 7
 SIZES = {

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from specdist.models.attention import expanding
+from specdist.models.attention import expansion
 from specdist.models.cache.float8 import from_float8, to_float8
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.passes.acceleration import Acceleration
@@ -134,7 +134,7 @@ def test_logits_are_those_of_rounded_keys_and_values(
 
 
 def test_latents_are_expanded_from_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanding, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
     plain = tiny_model("youtu", kv_lora_rank=64)
     runner = paged_runner(plain, NARROW)
     with rounding(plain):

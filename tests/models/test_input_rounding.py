@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.packed_experts import fill_quantized
 from specdist.models.quantized import quantized_linear
-from specdist.models.quantized.quantized_linear import Cut, QuantizedLinear, choose_products
+from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.models.recurrent.cuts import Cut
 
 NUM_INPUTS = 48
 NAMES = ("q_proj", "k_proj", "v_proj")
@@ -87,7 +90,7 @@ def test_stored_scales_are_each_layers_own(num_rounded: list[int]) -> None:
     assert same(model(inputs), expected) and num_rounded[0] == 3
 
 
-def test_nothing_is_rounded_for_layers_with_narrow_weights_alone(num_rounded: list[int]) -> None:
+def test_nothing_is_rounded_for_layers_with_quantised_weights_alone(num_rounded: list[int]) -> None:
     (model,) = made(numbers="int8")
     num_rounded[0] = 0
     inputs = torch.randn(5, NUM_INPUTS)
@@ -109,7 +112,7 @@ def test_ranks_with_scales_of_their_own_round_no_more_than_one(numbers: Any, num
     cuts = [None, *(Cut(1, (range(rank * width, (rank + 1) * width),)) for rank in range(num_ranks))]
     layers = [QuantizedLinear(form, 64, 2 * NUM_INPUTS, cut=cut).to_empty(device="cpu") for cut in cuts]
     for layer in layers:
-        layer.fill(weight, {})
+        fill_quantized(layer, Piece.whole("", (64, 2 * NUM_INPUTS)), weight)
     whole, *terms = (
         layer.local_product(part)
         for layer, part in zip(layers, (inputs, *inputs.split(width, dim=1)), strict=True)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
-from specdist.models.attention import expanding, latent
-from specdist.models.attention.expanding import MAX_EXPANDED_BYTES, ExpandedAttention, Expansion
+from specdist.models.attention import expanding, expansion, latent
+from specdist.models.attention.expanding import MAX_EXPANDED_BYTES, ExpandedAttention
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.latent import Latents
 from specdist.models.cache.key_value import LayerShape
 from specdist.models.files.checkpoint import open_checkpoint
@@ -99,7 +100,7 @@ def test_segments_of_many_tokens_expand_latents_to_the_same_logits(
     absorbed, expanding_runner = paged_runner(plain, acceleration), paged_runner(plain, acceleration)
     rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
     wanted = [found.clone() for found, _ in rows.run(absorbed)]
-    monkeypatch.setattr(expanding, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
     monkeypatch.setattr(expanding, "MAX_EXPANDED_BYTES", 1)
     expanded: list[tuple[int, int, bool]] = []
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdist.models.batch.flat import FlatBatch
-from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import check_rows, give_pages

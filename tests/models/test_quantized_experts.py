@@ -18,7 +18,7 @@ from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.narrow_experts import NarrowExperts, narrow_experts_of
+from specdist.models.loading.packed_experts import PackedExperts, packed_experts_of
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sharding.experts import experts_of
@@ -129,9 +129,9 @@ def test_experts_stored_one_by_one_are_the_numbers_that_are_meant(tmp_path: Path
     check_alike(tmp_path / "plain", tmp_path / "quantised")
 
 
-def as_parameter(experts: NarrowExperts) -> Tensor:
-    """In plain numbers, as transformers has it."""
-    weights = [experts.expert(index).dequantized(torch.float32) for index in range(experts.num_experts)]
+def as_parameter(experts: PackedExperts) -> Tensor:
+    """The parameter as transformers has it, dequantised."""
+    weights = [experts.matrix(index).dequantized(torch.float32) for index in range(experts.num_experts)]
     return torch.stack(weights).permute(experts.dims)
 
 
@@ -141,14 +141,14 @@ def check_alike(plain: Path, quantised: Path) -> None:
     check_weights(checkpoint, 2)
     model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
     wanted = load_whole(open_checkpoint("--target", str(plain)), dtype=torch.float32, device=CPU).state_dict()
-    narrow = dict(narrow_experts_of(model))
-    assert len(narrow) == 2 * sum(1 for _ in experts_of(model)) > 0
+    packed = dict(packed_experts_of(model))
+    assert len(packed) == 2 * sum(1 for _ in experts_of(model)) > 0
     size = model_size("it", checkpoint.config, 4, quantization=quantization_of(checkpoint))
     biases = sum(each.numel() for name, each in model.named_parameters() if name.endswith("_proj_bias"))
     planned = sum(each.num_layers * each.num_experts * each.rank_bytes(1, 4) for each in size.experts)
-    assert planned == sum(each.num_bytes for each in narrow.values()) + 4 * biases
-    found = {name: each for name, each in model.state_dict().items() if name.rpartition(".")[0] not in narrow}
-    found |= {name: as_parameter(each) for name, each in narrow.items()}
+    assert planned == sum(each.num_bytes for each in packed.values()) + 4 * biases
+    found = {name: each for name, each in model.state_dict().items() if name.rpartition(".")[0] not in packed}
+    found |= {name: as_parameter(each) for name, each in packed.items()}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
             of_others = {key for key in found if key.rpartition(".")[0] != name or key.endswith(".bias")}
@@ -235,7 +235,7 @@ def test_a_target_that_drafts_for_itself_keeps_its_experts(mxfp4: Path, stored: 
     plain = sum(4 * each.numel() for name, each in model.named_parameters() if ".experts." in name)
     size = size_of(checkpoint, 4)
     planned = size.weight_bytes(1) - replace(size, experts=()).weight_bytes(1)
-    assert planned == plain + sum(each.num_bytes for _, each in narrow_experts_of(model))
+    assert planned == plain + sum(each.num_bytes for _, each in packed_experts_of(model))
 
 
 def modelopt(weight: Tensor) -> tuple[Tensors, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdist.lab.plan.shapes import SHAPES
-from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.recurrent.rollback import Rollback
 from specdist.models.sizes.sizes import ModelSize, model_size

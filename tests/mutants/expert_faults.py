@@ -14,23 +14,23 @@ LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
 QUANTISED = "tests/models/test_quantized_experts.py::"
 ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_are_meant"
-PLAIN = "tests/models/test_narrow_experts.py::test_what_cannot_stay_narrow_becomes_plain_and_says_why"
-NARROW = "tests/models/test_narrow_experts.py::test_narrow_experts_give_what_their_numbers_give"
+PLAIN = "tests/models/test_packed_experts.py::test_what_cannot_stay_packed_is_dequantised_and_says_why"
+PACKED = "tests/models/test_packed_experts.py::test_packed_experts_give_what_their_numbers_give"
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
-RECORDED = "tests/gpu/test_engine.py::test_narrow_experts_give_the_rows_of_a_cpu_in_recorded_passes"
+RECORDED = "tests/gpu/test_engine.py::test_packed_experts_give_the_rows_of_a_cpu_in_recorded_passes"
 BLOCKS = "tests/kernels/test_experts.py::test_blocks_have_every_token_once"
 PLANNED = "tests/lab/plan/test_experts.py::test_quantised_experts_are_planned_as_they_are_held"
 JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
 
 EXPERT_FAULTS = (
-    Mutant("groups-of-any-number-stay-narrow", "narrow_placing._narrow",
+    Mutant("groups-of-any-number-stay-packed", "packed_experts._packed",
         "form.columns is not None and form.columns & (form.columns - 1)",
         "False",
         (PLAIN,)),
     Mutant("parts-of-experts-have-no-borders", "_border",
         "{piece.shape[dim] for _, piece in places}",
         "{0}",
-        (NARROW,)),
+        (PACKED,)),
     Mutant("halves-of-experts-exchanged", "_cat",
         "for tensor, begin in zip(tensors, begins, strict=False)",
         "for tensor, begin in zip(tensors, begins[-2::-1], strict=False)",
@@ -56,8 +56,8 @@ EXPERT_FAULTS = (
         "    if False:\n",
         (PARTS,)),
     Mutant("every-rank-adds-the-experts-biases", "_cuts",
-        "ExpertsCut(1, () if rank else whole)",
-        "ExpertsCut(1, whole)",
+        "Cut(1, () if rank else whole)",
+        "Cut(1, whole)",
         (PARTS,)),
     Mutant("experts-not-summed-over-ranks", "experts._forward",
         "    dist.all_reduce(output, group=module.mp_group)\n",
@@ -75,18 +75,19 @@ EXPERT_FAULTS = (
         "weights_TK.masked_fill(~is_own_TK, 0))",
         "nn.functional.normalize(weights_TK.masked_fill(~is_own_TK, 0), p=1))",
         (WHOLE,)),
-    Mutant("routers-of-two-layers-exchanged", "Filling._take_whole",
-        "            self._fill(name, self._checkpoint.adapted(name, whole))\n",
-        "            places = [f'layers.{layer}.mlp.gate.' for layer in (0, 1)]\n"
-        "            other = next((i for i in (0, 1) if places[i] in name), 0)\n"
-        "            name = name.replace(places[other], places[1 - other])\n"
-        "            self._fill(name, self._checkpoint.adapted(name, whole))\n",
+    Mutant("routers-of-two-layers-exchanged", "Filling._fill",
+        "        target = self._targets[name]\n",
+        "        places = [f'layers.{layer}.mlp.gate.' for layer in (0, 1)]\n"
+        "        other = next((i for i in (0, 1) if places[i] in name), 0)\n"
+        "        name = name.replace(places[other], places[1 - other])\n"
+        "        target = self._targets[name]\n",
         (OVER_RANKS,)),
-    Mutant("a-rank-routes-differently", "Filling._fill",
-        "        self._wanted[name].copy_(local)\n",
-        "        is_router = 'mlp.gate.' in name or 'mlp.router.' in name\n"
-        "        shift = torch.distributed.get_rank() if is_router and torch.distributed.is_initialized() else 0\n"
-        "        self._wanted[name].copy_(local.roll(shift, 0))\n",
+    Mutant("a-rank-routes-differently", "Filling._fill_plain",
+        "            local.copy_(own.of(numbers))\n",
+        "            is_router = 'mlp.gate.' in name or 'mlp.router.' in name\n"
+        "            is_shifted = is_router and torch.distributed.is_initialized()\n"
+        "            shift = torch.distributed.get_rank() if is_shifted else 0\n"
+        "            local.copy_(own.of(numbers).roll(shift, 0))\n",
         (OVER_RANKS,)),
     Mutant("shared-experts-summed-twice", "share_sums",
         "                part.mp_group = None\n",
@@ -121,19 +122,19 @@ EXPERT_FAULTS = (
         "not none.any() and ",
         "",
         (BLOCK,)),
-    Mutant("what-a-rank-has-of-experts-is-put-in-one-place", "Piece.of_ranges",
-        "begin + part.begin[dim]",
-        "part.begin[dim]",
-        (OVER_RANKS,)),
-    Mutant("joined-experts-not-turned", "QuantizedExperts.numbers",
+    Mutant("what-a-rank-has-of-experts-is-put-in-one-place", "Piece.on_rank",
+        "begin + part.begin[cut.dim]",
+        "part.begin[cut.dim]",
+        (OVER_RANKS, PACKED)),
+    Mutant("joined-experts-not-turned", "QuantizedTensors.numbers",
         "weight.dequantized(torch.float32).T for",
         "weight.dequantized(torch.float32).reshape(weight.num_inputs, -1) for",
         (JOINED,)),
-    Mutant("every-expert-in-the-place-of-the-first", "_of_joined",
-        "Piece(meant, (expert, 0, 0)",
-        "Piece(meant, (0, 0, 0)",
+    Mutant("every-expert-in-the-place-of-the-first", "QuantizedTensors.pieces",
+        "(expert, 0, 0), (1, *shape[1:])",
+        "(0, 0, 0), (1, *shape[1:])",
         (JOINED,)),
-    Mutant("experts-before-their-scales", "QuantizedExperts.weights",
+    Mutant("experts-before-their-scales", "QuantizedTensors.matrices",
         "from_stored(form, parts, (num_outputs, num_inputs))",
         "from_stored(form, {**parts, form.scale_name: torch.ones_like(parts[form.scale_name])}, "
         "(num_outputs, num_inputs))",
@@ -141,15 +142,11 @@ EXPERT_FAULTS = (
     Mutant("scales-of-divided-groups-in-turns", "QuantizedWeight.spread",
         "scales_AB = scales_AB.repeat_interleave((old or shape[dim]) // new, dim)",
         "scales_AB = torch.cat([scales_AB] * ((old or shape[dim]) // new), dim)",
-        (NARROW,)),
-    Mutant("narrow-halves-of-a-rank-in-one-place", "NarrowExperts._own",
-        "(start + first - own.start, first - begin, last - begin)",
-        "(first - own.start, first - begin, last - begin)",
-        (NARROW,)),
-    Mutant("tokens-with-the-expert-before-theirs", "NarrowExperts.dequantized_product",
-        "self.expert(index)",
-        "self.expert(index - 1)",
-        (NARROW,)),
+        (PACKED,)),
+    Mutant("tokens-with-the-expert-before-theirs", "PackedExperts.dequantized_product",
+        "self.matrix(index)",
+        "self.matrix(index - 1)",
+        (PACKED,)),
     Mutant("groups-scaled-as-the-first-ones", "experts.grouped_product_kernel",
         "first // columns + tl.arange(0, num_groups)",
         "tl.arange(0, num_groups)",
@@ -162,7 +159,7 @@ EXPERT_FAULTS = (
         "torch.searchsorted(last_E, blocks_M, right=True)",
         "torch.searchsorted(last_E, blocks_M)",
         (KERNEL, BLOCKS)),
-    Mutant("experts-one-after-the-other-on-a-gpu", "NarrowExperts.choose_product",
+    Mutant("experts-one-after-the-other-on-a-gpu", "PackedExperts.choose_product",
         "self.product = trial.found or self.dequantized_product",
         "self.product = self.dequantized_product",
         (RECORDED,)),

@@ -13,7 +13,6 @@ without and of its rotated part, V of a value.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -28,100 +27,32 @@ from specdist.models.attention.attention import (
     LayerAttention,
     attend_segments,
 )
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.batch.flat import Segments, causal_bias
 from specdist.models.batch.segments import PagedSegments
 from specdist.models.cache.key_value import KeyValueCache
 
-# A GPU of the Hopper generation computes 295 operations in bfloat16 while it moves a byte; kernels come
-# nearer to its bandwidth than to that.
-OPERATIONS_PER_BYTE = 150
-# Keys are written by a product, read to be joined with the rotated part, written and read; values written and
-# read.
-KEY_MOVES, VALUE_MOVES = 4, 2
 # Keys and values that are expanded at a time, unless those of one head take more.
 MAX_EXPANDED_BYTES = 2**28
 
 
-class Expansion(NamedTuple):
-    """Widths of a layer's keys and values, and bytes of a number of theirs."""
+def kind_of_expanded(expansion: Expansion, latent: AttentionKind) -> AttentionKind:
+    """The kind of the attention that takes the place of one to latents."""
+    width = expansion.key_width + expansion.rotated_width
+    own = None if width == expansion.value_width else expansion.value_width
+    heads = latent.num_heads
+    return AttentionKind(heads, heads, width, latent.rules._replace(is_latent=False), own)
 
-    latent_width: int
-    rotated_width: int
-    key_width: int
-    value_width: int
-    number_bytes: int
 
-    @property
-    def num_expanded(self) -> int:
-        """Numbers of a head's key and value."""
-        return self.key_width + self.rotated_width + self.value_width
-
-    @property
-    def num_products(self) -> int:
-        """That make them of a latent; as many make a query and an output those of latents."""
-        return self.latent_width * (self.key_width + self.value_width)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Of a head's key and value, from when they are made until attention has read them."""
-        of_key = KEY_MOVES * (self.key_width + self.rotated_width)
-        return (of_key + VALUE_MOVES * self.value_width) * self.number_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """The most that a head's key and value take meanwhile."""
-        return (self.num_expanded + self.key_width) * self.number_bytes
-
-    def expanded_flops(self, num_queries: float, num_keys: float) -> float:
-        """Of a head: a multiplication and an addition per product."""
-        num_pairs = num_queries * (num_keys - (num_queries - 1) / 2)
-        return 2 * (num_pairs * self.num_expanded + num_keys * self.num_products)
-
-    def absorbed_flops(self, num_queries: float, num_keys: float) -> float:
-        """The same with latents."""
-        num_pairs = num_queries * (num_keys - (num_queries - 1) / 2)
-        width = 2 * self.latent_width + self.rotated_width
-        return 2 * (num_pairs * width + num_queries * self.num_products)
-
-    def pays(self, num_queries: float, num_keys: float) -> bool:
-        """Whether these tokens, of a sequence of ``num_keys`` with them, attend to expanded keys and
-        values."""
-        moved = OPERATIONS_PER_BYTE * num_keys * self.moved_bytes
-        return self.expanded_flops(num_queries, num_keys) + moved < self.absorbed_flops(num_queries, num_keys)
-
-    @property
-    def fewest_queries(self) -> float:
-        """Segments of no more queries never expand: a bound of :meth:`pays` for any number of keys. Of these
-        either a few are queries, and all have to be made, or all are, which see half of each other."""
-        saved = 2 * (2 * self.latent_width + self.rotated_width - self.num_expanded)
-        moved = OPERATIONS_PER_BYTE * self.moved_bytes
-        return min(2 * self.num_products + moved, 2 * moved) / saved if saved > 0 else math.inf
-
-    def of_chunk(self, num_before: float, num_queries: float) -> tuple[float, float] | None:
-        """Of a head, where tokens after ``num_before`` others expand latents: products per query, but for
-        those of its own that the layer's projections have; and bytes that are moved."""
-        num_keys = num_before + num_queries / 2  # as an average query sees
-        if not self.pays(num_queries, num_keys):
-            return None
-        products = self.expanded_flops(num_queries, num_keys) / 2 / num_queries - self.num_products
-        return products, num_keys * self.moved_bytes
-
-    def kind(self, latent: AttentionKind) -> AttentionKind:
-        """Of the attention that takes the place of one to latents."""
-        width = self.key_width + self.rotated_width
-        own = None if width == self.value_width else self.value_width
-        heads = latent.num_heads
-        return AttentionKind(heads, heads, width, latent.rules._replace(is_latent=False), own)
-
-    def chosen(self, segments: Segments) -> np.ndarray:
-        """Numbers of the segments that expand."""
-        pairs = zip(segments.lengths_S.tolist(), segments.num_keys_S.tolist(), strict=True)
-        return np.flatnonzero([self.pays(*pair) for pair in pairs])
+def expanding_segments(expansion: Expansion, segments: Segments) -> np.ndarray:
+    """Numbers of the segments that expand."""
+    pairs = zip(segments.lengths_S.tolist(), segments.num_keys_S.tolist(), strict=True)
+    return np.flatnonzero([expansion.pays(*pair) for pair in pairs])
 
 
 class Expanding(Absorption, Protocol):
-    """Of a layer: :class:`specdist.models.attention.latent.Latents`."""
+    """A layer's latents: :class:`specdist.models.attention.latent.Latents`."""
 
     def keys_and_values(self, latents_LR: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         """[L, heads, D + E] and [L, heads, V] of latents and rotated parts, [L, R + E]."""
@@ -169,11 +100,11 @@ class ExpandedAttention:
         self._segments.append(_Segment(slice(begin, begin + num_queries), pages, paged, bias))
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        """Of a layer that keeps keys and values."""
+        """The output of a layer that keeps keys and values."""
         return self._of_all().attend(layer, call)
 
     def mix(self, mixer: Any, rows_TR: Tensor) -> Tensor:
-        """Of a recurrent layer beside those that attend: :class:`specdist.models.recurrent.mixers.Mixing`."""
+        """The output of a recurrent layer: :class:`specdist.models.recurrent.mixers.Mixing`."""
         mixing: Any = self._of_all()
         mixed_TO: Tensor = mixing.mix(mixer, rows_TR)
         return mixed_TO

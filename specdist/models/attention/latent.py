@@ -28,18 +28,17 @@ from specdist.models.attention.attention import (
     LayerAttention,
     is_keeping_latents,
 )
-from specdist.models.attention.expanding import ExpandedAttention, Expansion
+from specdist.models.attention.expanding import ExpandedAttention
+from specdist.models.attention.expansion import EXPAND, Expansion, can_absorb, expansion_of_layer
 from specdist.utils.trial import TOLERANCES, check_difference, first_right
 
-EXPAND = "expand_kv"
-WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
 NUM_TOKENS = 5
 
 logger = logging.getLogger(__name__)
 
 
 class Latents:
-    """In the place of a layer's ``expand_kv``: in passes that keep latents it expands nothing."""
+    """Stands in the place of a layer's ``expand_kv``: in passes that keep latents it expands nothing."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer: Any = layer
@@ -52,7 +51,7 @@ class Latents:
         return key, key[..., : latent.shape[-1]]
 
     def expanded(self, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-        """Of every head, by transformers."""
+        """Keys and values of every head, by transformers."""
         found: tuple[Tensor, Tensor] = getattr(type(self._layer), EXPAND)(self._layer, latent, rotated)
         return found
 
@@ -61,7 +60,7 @@ class Latents:
         return expansion_of_layer(self._layer, self._layer.kv_b_proj.weight.element_size())
 
     def _weights(self) -> tuple[Tensor, Tensor]:
-        """From latents to keys and to values, of this rank's heads: [H, D, R] each."""
+        """The maps from latents to keys and to values, of this rank's heads: [H, D, R] each."""
         layer = self._layer
         widths = [layer.qk_nope_head_dim, layer.v_head_dim]
         weight_HDR = layer.kv_b_proj.weight.view(-1, sum(widths), layer.kv_lora_rank)
@@ -87,8 +86,8 @@ class Latents:
         return (output_THR.transpose(0, 1) @ to_values_HDR.transpose(1, 2)).transpose(0, 1)
 
     def keys_and_values(self, latents_LR: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
-        """Of some heads: [L, heads, D and the rotated part] and [L, heads, width of a value], of latents and
-        rotated parts. Laid out like pages."""
+        """Keys and values of some heads, [L, heads, D and the rotated part] and [L, heads, width of a value],
+        of latents and rotated parts. Laid out like pages."""
         to_keys_HDR, to_values_HDR = (each[heads] for each in self._weights())
         latents_LR, rotated = latents_LR.tensor_split([to_keys_HDR.shape[2]], dim=-1)
         plain_LHD, values_LHD = (
@@ -126,13 +125,6 @@ class Latents:
             check_difference(f"its {what} differ", difference, TOLERANCES[str(weight.dtype)])
 
 
-def expansion_of_layer(layer: Any, number_bytes: int) -> Expansion:
-    """Widths of its keys and values; ``number_bytes``: of a number of theirs."""
-    return Expansion(
-        layer.kv_lora_rank, layer.qk_rope_head_dim, layer.qk_nope_head_dim, layer.v_head_dim, number_bytes
-    )
-
-
 def use_latents(model: nn.Module) -> None:
     """Let layers of latent attention keep latents in passes over pages that ask for it. Versions of
     transformers without ``expand_kv``, and layers of other parts, keep keys and values."""
@@ -143,20 +135,8 @@ def use_latents(model: nn.Module) -> None:
             setattr(layer, ABSORPTION, latents)
 
 
-def can_absorb(layer: nn.Module) -> bool:
-    """Whether it has the parts of latent attention."""
-    has_widths = all(isinstance(getattr(layer, name, None), int) for name in WIDTHS)
-    projection = getattr(layer, "kv_b_proj", None)
-    return (
-        has_widths
-        and callable(getattr(type(layer), EXPAND, None))
-        and isinstance(projection, nn.Module)
-        and getattr(projection, "bias", None) is None
-    )
-
-
 def latents_of(model: nn.Module) -> Iterator[Latents]:
-    """Of the model's layers that may keep them."""
+    """The latents of the model's layers that may keep them."""
     return (found for layer in model.modules() if (found := vars(layer).get(ABSORPTION)) is not None)
 
 
@@ -179,7 +159,7 @@ def can_keep_latents(model: nn.Module) -> bool:
 
 
 def expansion_of(model: nn.Module, rules: Mapping[int, AttentionRules]) -> Expansion | None:
-    """Of a model whose latents are all as wide and seen without windows; None of others."""
+    """The expansion of a model whose latents are all as wide and seen without windows; None of others."""
     has_windows = any(each.is_latent and each.window is not None for each in rules.values())
     kept = latents_of(model) if any(each.is_latent for each in rules.values()) and not has_windows else ()
     found = {each.expansion for each in kept}

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from specdist.models.draft_models.declaration import OwnFilesDrafter, Placement
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
-from specdist.models.files.weight_files import StoredTensors, open_weights
+from specdist.models.files.weight_files import PLAIN_KINDS, StoredTensors, open_weights
 from specdist.models.loading.loading import refuse_missing
-from specdist.models.loading.quantized_loading import PLAIN_KINDS
 from specdist.utils.errors import UserError
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"

@@ -9,6 +9,7 @@ T flat tokens, H heads, D head width, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,13 +20,17 @@ from specdist.models.attention.attention import (
     ATTENTION_NAME,
     AttentionCall,
     AttentionRules,
+    is_running,
     running_attention,
 )
 from specdist.models.attention.latent import use_latents
-from specdist.models.recurrent.kinds import use_mixers
+from specdist.models.recurrent.kinds import mixer_of
+from specdist.models.recurrent.mixers import Mixer
 
 # In the place of a layer's number.
 SHARED = -1
+# The attribute of a recurrent module with its mixer.
+MIXER = "mixer_of_states"
 
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
@@ -55,12 +60,29 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
     if adapt is None:
         model.set_attn_implementation(name)
         use_latents(model)
-        use_mixers(model)
+        _use_mixers(model)
         _number_shared_layers(model)
     else:
         adapt(model)
         # As for families of the registry, this name selects the attention, and no mask is built for it.
         model.config._attn_implementation = name
+
+
+def _use_mixers(model: nn.Module) -> None:
+    """Let recurrent modules run over states in passes, and as they are outside of them."""
+    for module in model.modules():
+        if MIXER not in vars(module) and (mixer := mixer_of(module)) is not None:
+            setattr(module, MIXER, mixer)
+            module.forward = partial(_mixed, mixer, module)
+
+
+def _mixed(mixer: Mixer, module: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """[1, T, E] to the same, as a module's own forward; of a pass there are no masks, and no cache."""
+    if not is_running():
+        return type(module).forward(module, hidden_states, *args, **kwargs)
+    rows_TR, rest = mixer.project(hidden_states[0])
+    mixing: Any = running_attention()
+    return mixer.output(mixing.mix(mixer, rows_TR), rest)[None]
 
 
 def _number_shared_layers(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ from specdist.models.families.adapters import ADAPTERS, is_paged_by_registry, us
 from specdist.models.files.checkpoint import STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import Mixer, one_token
-from specdist.models.recurrent.states import StateShape
+from specdist.models.recurrent.runs import StateShape
 from specdist.utils.errors import UserError
 
 DRY_RUN_NAME = "specdist_dry_run"
@@ -98,14 +98,14 @@ class LayerShapes:
         self.kinds = [kind._replace(rules=kind.rules._replace(hides_first=True)) for kind in self.kinds]
 
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
-        """In the place of a pass over states."""
+        """Take the place of a pass over states."""
         if mixer.layer in self.states:
             self.foreign.add("two states in a layer")
         self.states[mixer.layer] = mixer.shape
         return one_token(mixer, rows_TR)
 
     def make_mask(self, mask_function: MaskFunction, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-        """In the place of a mask of transformers, whose rule ``mask_function`` is."""
+        """A mask in the place of transformers', whose rule ``mask_function`` is."""
         window: int | None = None
         try:
             window = window_of(mask_function, self._num_positions)

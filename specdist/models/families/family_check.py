@@ -14,13 +14,16 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.families.adapters import can_page_attention
-from specdist.models.files.checkpoint import STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES, Checkpoint, auto_class
+from specdist.models.files.checkpoint import (
+    STATE_LAYER_TYPES,
+    TOKENWISE_LAYER_TYPES,
+    UNSHARDABLE_FAMILIES,
+    Checkpoint,
+    auto_class,
+)
 from specdist.models.files.damage import reading
 from specdist.utils.errors import UserError
 
-# What does not fit a family is found when it is cut (specdist.models.sharding.cutting). Not so for these:
-# with the first DeepSpeed fails with an assertion, and X-MOD looks at values.
-UNSHARDABLE_FAMILIES = ("bert-generation", "dbrx", "gpt_neo", "xmod", "zamba2")
 # In generate() they take no positions.
 SHIFTED_FAMILIES = ("kosmos-2", "kosmos-2.5")
 # Other kinds (chunked, ...) would be run as full attention without an error.

@@ -40,6 +40,9 @@ HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXE
 FINGERPRINT_BYTES = 2**20
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# What does not fit a family is found when it is cut (specdist.models.sharding.cutting). Not so for these:
+# with the first DeepSpeed fails with an assertion, and X-MOD looks at values.
+UNSHARDABLE_FAMILIES = ("bert-generation", "dbrx", "gpt_neo", "xmod", "zamba2")
 # Of a model without a longest sequence of its own.
 MOST_POSITIONS = 2**17
 # Layers that keep a state (specdist.models.recurrent), and the tokens' keys too, or not.
@@ -261,8 +264,8 @@ def _ids(found: Any) -> frozenset[int] | None:
 
 
 def drafter_config(option: str, name: str, folder: Path) -> Any:
-    """Of a published drafter whose config.json transformers does not know; None of any other. Raises
-    :class:`UserError` for one with a part that is not known here."""
+    """The configuration of a published drafter whose config.json transformers does not know; None of any
+    other model. Raises :class:`UserError` for a drafter with a part that is not known here."""
     what = f"{option} {name}: {CONFIG_NAME}"
     with reading(what):
         try:

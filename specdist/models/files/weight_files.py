@@ -21,7 +21,9 @@ INDEX_SUFFIX = ".index.json"
 PICKLE_SUFFIX = ".bin"
 # Other names of the same tensors.
 MISTRAL_FILES = "consolidated*.safetensors"
+# Kinds of plain numbers in safetensors' headers.
 KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+PLAIN_KINDS = set(KINDS.values())
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
 
 
 def stored_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """Of all tensors in the files."""
+    """The shapes of all tensors in the files."""
     found: dict[str, tuple[int, ...]] = {}
     for path in paths:
         with open_weights(path) as file:

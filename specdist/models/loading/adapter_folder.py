@@ -18,8 +18,7 @@ from specdist.models.families.computed import build_without_weights
 from specdist.models.files.checkpoint import ADAPTER_CONFIG_NAME, Checkpoint, from_hub
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter, LowRank
-from specdist.models.files.weight_files import open_weights
-from specdist.models.loading.quantized_loading import PLAIN_KINDS
+from specdist.models.files.weight_files import PLAIN_KINDS, open_weights
 from specdist.models.loading.weight_names import WeightNames, ties_embeddings
 from specdist.models.quantized.quantized import UNQUANTISED, declared_scheme
 from specdist.utils.errors import UserError

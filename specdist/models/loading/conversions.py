@@ -22,6 +22,7 @@ from transformers.core_model_loading import WeightConverter, dot_natural_key
 
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.weight_names import WeightNames
+from specdist.models.recurrent.cuts import Cut
 from specdist.utils.errors import UserError
 
 Shape = tuple[int, ...]
@@ -33,7 +34,7 @@ VIEWS: dict[str, Callable[..., Tensor]] = {
 
 
 class UnknownOperationError(Exception):
-    """Of a conversion."""
+    """A conversion has an operation that is not known here."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Piece:
     begin: Shape
     shape: Shape
     steps: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @staticmethod
+    def whole(source: str, shape: Sequence[int]) -> Piece:
+        """All of a stored tensor, as it is."""
+        return Piece(source, (0,) * len(shape), tuple(shape))
 
     def of(self, whole: Tensor) -> Tensor:
         """The part of the stored tensor, a view of it."""
@@ -67,13 +73,15 @@ class Piece:
             steps=steps,
         )
 
-    def of_ranges(self, dim: int, ranges: Sequence[range]) -> list[Piece]:
-        """What of it lies in ranges of a dimension, where these follow one another without gaps."""
-        begins = [0, *accumulate(map(len, ranges))]
+    def on_rank(self, cut: Cut | None) -> list[Piece]:
+        """What of it one rank has, seen from the first of the rank's own places."""
+        if cut is None:
+            return [self]
+        begins = [0, *accumulate(map(len, cut.ranges))]
         return [
-            replace(part, begin=_changed(part.begin, dim, begin + part.begin[dim]))
-            for own, begin in zip(ranges, begins, strict=False)
-            if (part := self.within(dim, own.start, own.stop)) is not None
+            replace(part, begin=_changed(part.begin, cut.dim, begin + part.begin[cut.dim]))
+            for own, begin in zip(cut.ranges, begins, strict=False)
+            if (part := self.within(cut.dim, own.start, own.stop)) is not None
         ]
 
 
@@ -212,23 +220,11 @@ class Conversion:
         return {name: made[0] if isinstance(made, list) else made for name, made in found.items()}
 
 
-@dataclass(frozen=True)
-class Conversions:
-    """Of a checkpoint: by stored tensor its ``places``, (parameter, piece) each, or the conversion that it
-    has to be ``collected`` for."""
-
-    places: Mapping[str, Sequence[tuple[str, Piece]]]
-    collected: Mapping[str, Conversion]
-
-    @property
-    def stored_names(self) -> set[str]:
-        return set(self.places) | set(self.collected)
-
-
 def conversions_of(
     checkpoint: Checkpoint, model: PreTrainedModel, names: WeightNames, shapes: Mapping[str, Shape]
-) -> Conversions:
-    """How stored tensors of these ``shapes`` make parameters of the whole ``model``.
+) -> tuple[dict[str, list[tuple[str, Piece]]], dict[str, Conversion]]:
+    """How stored tensors of these ``shapes`` make parameters of the whole ``model``: by stored tensor its
+    places, (parameter, piece) each, or the conversion that it has to be collected for.
 
     Raises :class:`UserError` where one is missing, or of another shape.
     """
@@ -239,7 +235,7 @@ def conversions_of(
         try:
             made = conversion.converted(
                 {
-                    name: TracedTensor(shapes[name], [Piece(name, (0,) * len(shapes[name]), shapes[name])])
+                    name: TracedTensor(shapes[name], [Piece.whole(name, shapes[name])])
                     for name in conversion.stored_names
                 },
                 model,
@@ -258,7 +254,7 @@ def conversions_of(
                 )
             for piece in tensor.pieces if isinstance(tensor, TracedTensor) else ():
                 places.setdefault(piece.source, []).append((name, piece))
-    return Conversions(places, collected)
+    return places, collected
 
 
 def _without_numbers(
@@ -280,8 +276,8 @@ def _cannot_be_made(what: str, conversion: Conversion, error: Exception) -> User
 
 
 def _grouped(names: WeightNames, stored_names: Iterable[str]) -> list[Conversion]:
-    """As transformers groups them: by the parameter that they become, in the order of the numbers in their
-    names."""
+    """The conversions of stored tensors as transformers groups them: by the parameter that they become, in
+    the order of the numbers in their names."""
     converters: dict[str, WeightConverter] = {}
     sources: dict[str, dict[str, list[str]]] = {}
     for stored in sorted(stored_names, key=dot_natural_key):

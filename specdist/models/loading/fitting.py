@@ -5,16 +5,12 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import PreTrainedModel
 
 from specdist.models.families.dry_run import check_attention
 from specdist.models.files.checkpoint import Checkpoint, build_model
 from specdist.models.files.damage import reading
-from specdist.models.files.weight_files import open_weights
-from specdist.models.loading.conversions import conversions_of
-from specdist.models.loading.quantized_experts import QuantizedExperts
-from specdist.models.loading.quantized_loading import PLAIN_KINDS, check_parts
-from specdist.models.loading.weight_names import WeightNames
+from specdist.models.files.weight_files import PLAIN_KINDS, open_weights
+from specdist.models.loading.places import StoredPlaces
 from specdist.models.quantized.quantized import (
     CONFIG_KEY,
     UNQUANTISED,
@@ -36,7 +32,6 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     joined are found here.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
-    quantization = quantization_of(checkpoint)
     shapes: dict[str, tuple[int, ...]] = {}
     kinds: dict[str, str] = {}
     with reading(f"{what}: its weight files"):
@@ -54,51 +49,43 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     with reading(f"{what}: config.json"), torch.device("meta"):
         model = build_model(copy.deepcopy(plain_config(checkpoint)), trusts_code=checkpoint.trusts_code)
     check_attention(model, what)
-    names = WeightNames(model)
-    experts = QuantizedExperts(names, quantization, shapes)
-    experts.check(checkpoint, kinds)
-    takers = names.takers(experts.shapes)
-    converted = conversions_of(checkpoint, model, names, experts.shapes).stored_names
+    stored = StoredPlaces.of(checkpoint, model, shapes, kinds)
+    quantized, converted = stored.quantized, sorted(stored.converted)
     if converted and checkpoint.quantization is not None:
         raise UserError(
-            f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
+            f"{what} stores tensors ({_shown(converted)}) that {type(model).__name__} has split or "
             "joined, as those of single experts; such models are not quantised here: leave "
             f"{checkpoint.quantizing_option} out"
         )
+    if quantization_of(checkpoint) is not None and not quantized.layers and not quantized.parts:
+        is_asked = checkpoint.quantization is not None
+        remedy = (
+            f"leave {checkpoint.quantizing_option} out" if is_asked else "fetch an unquantised checkpoint"
+        )
+        raise UserError(
+            f"{what}: none of its layers can be quantised ({type(model).__name__} has no plain linear layers "
+            f"but its head): {remedy}"
+        )
+    quantized.check_borders(checkpoint, model, tp_size)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
-    read_along = check_parts(
-        checkpoint, model, shapes, kinds, tp_size, has_experts=bool(experts.places)
-    ) | set(experts.places)
-    for stored in sorted(weights - read_along | weights & experts.formats.keys()):
-        if stored not in experts.formats and kinds[stored] not in PLAIN_KINDS:
+    left = []
+    for tensor, shape in sorted(quantized.shapes.items()):
+        taking = {name for name, _ in stored.places.get(tensor, ())}
+        if not taking and tensor not in stored.converted and not stored.names.is_harmless(tensor):
+            left.append(tensor)
+        is_weight = tensor in stored.converted or not taking.isdisjoint(parameters)
+        if is_weight and tensor not in quantized.formats and kinds[tensor] not in PLAIN_KINDS:
             raise UserError(
-                f"{what}: {stored} is stored as {kinds[stored]}, and neither config.json nor another file "
+                f"{what}: {tensor} is stored as {kinds[tensor]}, and neither config.json nor another file "
                 f"declares how it was quantised ({CONFIG_KEY}); its numbers alone are not the weight: "
                 f"{UNQUANTISED}"
             )
-        for name in sorted(takers[stored] & set(parameters)):
-            if stored not in converted and parameters[name].shape != experts.shapes[stored]:
+        for name in taking & parameters.keys() if tensor not in stored.converted else ():
+            if parameters[name].shape != shape:
                 raise UserError(
-                    f"{what}: {stored} is of shape {list(experts.shapes[stored])} in the files, but "
-                    f"config.json asks for {list(parameters[name].shape)}: fetch both again"
+                    f"{what}: {tensor} is of shape {list(shape)} in the files, but config.json asks for "
+                    f"{list(parameters[name].shape)}: fetch both again"
                 )
-    _refuse_leftovers(checkpoint, model, names, takers, read_along)
-
-
-def _refuse_leftovers(
-    checkpoint: Checkpoint,
-    model: PreTrainedModel,
-    names: WeightNames,
-    takers: dict[str, set[str]],
-    read_along: set[str],
-) -> None:
-    what = f"{checkpoint.option} {checkpoint.name}"
-    left = sorted(
-        name
-        for name, taken in takers.items()
-        if not taken and name not in read_along and not names.is_harmless(name)
-    )
     quantised = [name for name in left if looks_quantised(name)]
     if quantised:
         raise UserError(

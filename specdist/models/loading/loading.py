@@ -15,9 +15,9 @@ from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.computed import ComputedTensors, build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
 from specdist.models.files.weight_files import open_weights, stored_shapes
-from specdist.models.loading.filling import Filling, StoredNames
-from specdist.models.loading.narrow_placing import place_experts
-from specdist.models.loading.quantized_loading import QuantizedParts, place_layers
+from specdist.models.loading.filling import Filling
+from specdist.models.loading.packed_experts import place_experts
+from specdist.models.loading.places import StoredPlaces
 from specdist.models.loading.weight_names import WeightNames, ties_embeddings
 from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
 from specdist.models.quantized.quantized import quantization_of
@@ -89,15 +89,14 @@ def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 def _load_read(
     checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, on_tensor: Callable[[], None]
 ) -> PreTrainedModel:
-    """Tensor by tensor, quantised layers as they stay in memory: never a whole model in plain numbers."""
+    """Load tensor by tensor, quantised layers as they stay in memory: never a whole dequantised model."""
     model = build_without_weights(checkpoint, dtype)
     computed = ComputedTensors(model)
-    stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
-    parts = _quantized_parts(checkpoint, model)
-    _place_quantized(model, checkpoint, stored, parts, dtype)
+    stored = StoredPlaces.of(checkpoint, model, _stored_shapes(checkpoint))
+    _place_quantized(model, checkpoint, stored, dtype)
     model = model.to_empty(device=device)
     computed.restore(model, device)
-    _read_weights(model, checkpoint, stored, parts, dtype, on_tensor)
+    _read_weights(model, checkpoint, stored, dtype, on_tensor)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -107,22 +106,12 @@ def _load_read(
     return model.eval()
 
 
-def _quantized_parts(checkpoint: Checkpoint, model: PreTrainedModel) -> QuantizedParts | None:
-    quantization = quantization_of(checkpoint)
-    return None if quantization is None else QuantizedParts(model, quantization)
-
-
 def _place_quantized(
-    model: PreTrainedModel,
-    checkpoint: Checkpoint,
-    stored: StoredNames,
-    parts: QuantizedParts | None,
-    dtype: torch.dtype,
+    model: PreTrainedModel, checkpoint: Checkpoint, stored: StoredPlaces, dtype: torch.dtype
 ) -> None:
-    """On the meta device, in place of what is plain there."""
-    if parts is not None:
-        place_layers(model, parts)
-        place_experts(model, checkpoint.name, stored.experts.formats, stored.expert_places, dtype)
+    """Put quantised layers and packed experts in the place of plain ones, on the meta device."""
+    stored.quantized.place_layers(model)
+    place_experts(model, checkpoint.name, stored.quantized.formats, stored.of_quantized, dtype)
 
 
 def load_sharded(
@@ -152,8 +141,7 @@ def load_sharded(
     model = build_without_weights(checkpoint, dtype)
     use_paged_attention(model)
     computed = ComputedTensors(model)
-    stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
-    parts = _quantized_parts(checkpoint, model)
+    stored = StoredPlaces.of(checkpoint, model, _stored_shapes(checkpoint))
     shard = cut(
         model,
         checkpoint,
@@ -162,12 +150,12 @@ def load_sharded(
         vocab_size=vocab_size,
         is_expert_parallel=is_expert_parallel,
     )
-    _place_quantized(shard, checkpoint, stored, parts, dtype)
+    _place_quantized(shard, checkpoint, stored, dtype)
     shard = shard.to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, stored, parts, dtype, on_tensor, is_cut=True)
+    _read_weights(shard, checkpoint, stored, dtype, on_tensor)
     dequantize_absorbed(shard, dtype)
     choose_products(shard, dtype)
     share_sums(shard, group, dtype, device)
@@ -181,33 +169,27 @@ def load_sharded(
 def _read_weights(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
-    stored: StoredNames,
-    parts: QuantizedParts | None,
+    stored: StoredPlaces,
     dtype: torch.dtype,
     on_tensor: Callable[[], None],
-    *,
-    is_cut: bool = False,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
-    filling = Filling(model, checkpoint, stored, parts, dtype)
-    needed = {name for name in stored.stored if filling.needs(name)}
-    for stored_name, whole in _tensors(checkpoint, needed):
+    filling = Filling(model, checkpoint, stored, dtype)
+    for stored_name, whole in _tensors(checkpoint, filling.needs):
         filling.take(stored_name, whole)
         on_tensor()
     refuse_missing(checkpoint, filling.missing)
-    if is_cut and not filling.num_cut:
-        raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 
-def _tensors(checkpoint: Checkpoint, needed: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """The stored tensors with these names, memory-mapped where the format allows it: of a tensor that is cut,
+def _tensors(checkpoint: Checkpoint, needs: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors that are needed, memory-mapped where the format allows it: of a tensor that is cut,
     the parts that nobody takes are not read."""
     try:
         for path in checkpoint.weight_files:
-            with open_weights(path) as stored:
-                for name in stored.names:
-                    if name in needed:
-                        yield name, stored.read(name)
+            with open_weights(path) as file:
+                for name in file.names:
+                    if needs(name):
+                        yield name, file.read(name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _vanished(checkpoint, error) from error
 
@@ -220,7 +202,7 @@ def _stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _vanished(checkpoint: Checkpoint, error: Exception) -> UserError:
-    """For a file that was complete when the job began."""
+    """The error for a file that was complete when the job began."""
     return UserError(
         f"{checkpoint.option} {checkpoint.name} has changed since the job began, or cannot be read any more "
         f"({error}): put it back, and start the same command again"

@@ -11,8 +11,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from specdist.models.draft_models.mtp import FileNames
-from specdist.models.loading.narrow_experts import narrow_experts_of
-from specdist.models.quantized.quantized_linear import QuantizedLinear
 
 # Stored by earlier versions of transformers in many published files: now computed, or unused.
 HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
@@ -37,7 +35,8 @@ def _beyond(model: PreTrainedModel) -> list[str]:
 
 
 class WeightNames:
-    """The names of a whole model's parameters and stored buffers, and which stored tensor each takes."""
+    """The names of a whole model's parameters and stored buffers, before any is quantised, and which stored
+    tensor each takes."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         mapping = getattr(model, "conversions", None) or get_model_conversion_mapping(model)
@@ -47,10 +46,6 @@ class WeightNames:
         self.known = dict(model.state_dict())
         # Of towers that are left out, where a model has any.
         self._unread: dict[str, Tensor] = getattr(model, "unread", {})
-        for name, module in model.named_modules():
-            if isinstance(module, QuantizedLinear):
-                self.known[f"{name}.weight"] = module.weight.numbers
-        self.known |= {name: each.expert(0).numbers for name, each in narrow_experts_of(model)}
         self._named = self.known | self._unread
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
         ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), *_beyond(model)]

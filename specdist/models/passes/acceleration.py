@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from specdist.models.attention.expanding import Expansion
+from specdist.models.attention.expanding import kind_of_expanded
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
@@ -79,7 +80,7 @@ class AttentionKernels:
         if key not in self._chosen:
             is_float8 = own.has_float8_cache and expansion is None
             if expansion is not None:
-                kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
+                kinds = [kind_of_expanded(expansion, each) for each in kinds if each.rules.is_latent]
             pages = ProbePages(page_size, self._dtype, self._device, is_float8)
             self._chosen[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
         return self._chosen[key]

@@ -28,8 +28,7 @@ from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
 from specdist.models.passes.model_cache import ModelCache
 from specdist.models.passes.staging import InputStaging
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
-from specdist.models.recurrent.mixers import StatePass
-from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, Told
+from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, StatePass, Told
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
 MAX_TOKENS = 2048

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import GroupedAttention, LayerAttention, PagedAttention, attending
-from specdist.models.attention.expanding import ExpandedAttention, Expansion
+from specdist.models.attention.expanding import ExpandedAttention, expanding_segments
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.batch.flat import FlatBatch, PassOutputs, Segments, cache_indices, plan_attention
 from specdist.models.batch.segments import ragged_segments
@@ -25,8 +26,7 @@ from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates, StateReader
-from specdist.models.recurrent.mixers import StatePass
-from specdist.models.recurrent.states import RecurrentStates
+from specdist.models.recurrent.states import RecurrentStates, StatePass
 
 NOT_ALLOCATED = "allocate() must be called first"
 
@@ -104,7 +104,7 @@ class TorchPass:
         if self._expansion is None or len(batch) <= self._fewest_queries:
             return None
         segments = Segments.of(batch)
-        chosen = self._expansion.chosen(segments)
+        chosen = expanding_segments(self._expansion, segments)
         return (segments, chosen) if len(chosen) else None
 
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:

@@ -1,7 +1,7 @@
 """Quantised models: how each layer of a checkpoint is stored, what is quantised while it is loaded, and what
 is refused by name before anything is loaded.
 
-A quantised weight is a matrix of narrow numbers with scales. Read without its scales it is another matrix,
+A quantised weight is a matrix of small numbers with scales. Read without its scales it is another matrix,
 and the model still answers. Four layouts are read (``quant_method`` in config.json): ``compressed-tensors``
 (FP8, INT8, INT4 or INT8 packed in groups, MXFP4 and NVFP4), ``modelopt``'s NVFP4, gpt-oss's experts in
 ``mxfp4``, and transformers' block-wise ``fp8``, as in DeepSeek's models. Of that transformers on a CPU, and
@@ -85,19 +85,19 @@ class Quantization:
         return any(form is not None and form.activations is not None for form in forms)
 
     def format_of(self, name: str, num_inputs: int) -> LayerFormat | None:
-        """Of a linear layer in memory; None for a plain one."""
+        """The format of a linear layer in memory; None for a plain one."""
         if self.request is not None:
             return requested_format(self.request, num_inputs)
         return self._declared_format(name)
 
     def stored_format_of(self, name: str) -> LayerFormat | None:
-        """Of a linear layer in the files."""
+        """The format of a linear layer in the files."""
         if self.request is not None:
             return self.stored._declared_format(name) if self.stored is not None else None
         return self._declared_format(name)
 
     def format_of_experts(self, name: str) -> LayerFormat | None:
-        """Of a module of joined experts, as far as the name of one in files tells; None for plain ones."""
+        """The format of joined experts, as far as the name of one in files tells; None for plain ones."""
         if self.has_mxfp4_experts:
             return MXFP4_FORMAT
         return None if self.request is not None else self._declared_format(f"{name}.0.gate_proj")

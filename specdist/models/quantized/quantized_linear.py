@@ -1,7 +1,8 @@
 """Linear layers whose weights stay quantised in memory, whole or one rank's part.
 
-Where a layer's inputs are rounded too, the product is that of the narrow numbers (integers exactly; FP8 in
-``torch._scaled_mm``). Otherwise only the weights are narrow, and torch's kernels for such products read them.
+Where a layer's inputs are rounded too, the product is that of the rounded numbers (integers exactly; FP8 in
+``torch._scaled_mm``). Otherwise only the weights are quantised, and torch's kernels for such products read
+them.
 What a device has no kernel for, or a kernel that a trial finds wrong, is dequantised, a layer at a time.
 
 A layer that is cut along its inputs ends in a sum over the ranks. A scale per token is that of a rank's own
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ from specdist.models.quantized.input_rounding import (
     rounded_inputs,
     values_of,
 )
-from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight, stacked
+from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight, held
+from specdist.models.recurrent.cuts import CUTS, Cut
 from specdist.utils.trial import Trial, check_difference, first_right
 
 # Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
@@ -53,23 +54,16 @@ Product = Callable[[Tensor, "RoundedInput | None"], Tensor]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The part of a layer on one rank: outputs (``dim`` 0), of each of joined projections some, or inputs
-    (1). ``sizes``: of inputs those of all ranks."""
-
-    dim: int
-    ranges: tuple[range, ...]
-    group: dist.ProcessGroup | None = None
-    sizes: tuple[int, ...] = ()
-
-
 class QuantizedLinear(nn.Module):
     """A linear layer [K] → [N] with a quantised weight, as buffers; on the meta device until it is filled.
 
     Args:
         num_outputs, num_inputs: of the whole layer.
+        cut: this rank's outputs (``dim`` 0), of each of joined projections some, or inputs (1).
+        group: the ranks that share the layer.
     """
+
+    dims = (0, 1)
 
     def __init__(
         self,
@@ -79,9 +73,10 @@ class QuantizedLinear(nn.Module):
         *,
         bias: nn.Parameter | None = None,
         cut: Cut | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.form, self.cut = form, cut
+        self.form, self.cut, self.group = form, cut, group
         self.out_features, self.in_features = num_outputs, num_inputs
         if cut is not None:
             widths = [num_outputs, num_inputs]
@@ -100,6 +95,8 @@ class QuantizedLinear(nn.Module):
         is_static = form.activations == "static"
         self.register_buffer("input_scale", torch.empty(1, device=meta) if is_static else None)
         self.bias = bias
+        if cut is not None and cut.dim == 0:
+            vars(self)[CUTS] = {"bias": cut}
         # With what others give (specdist.models.sharding.experts).
         self.is_summed_later = False
         self._product: Product = self.dequantized_product
@@ -112,34 +109,12 @@ class QuantizedLinear(nn.Module):
         numbers, scales, zeros = self.numbers, self.scales, self.zeros
         assert isinstance(numbers, Tensor) and isinstance(scales, Tensor)
         assert zeros is None or isinstance(zeros, Tensor)
-        return QuantizedWeight(self.form, self.in_features, numbers, scales, zeros)
+        input_scale = self.input_scale if isinstance(self.input_scale, Tensor) else None
+        return QuantizedWeight(self.form, self.in_features, numbers, scales, zeros, input_scale)
 
-    @torch.no_grad()
-    def fill(self, whole: QuantizedWeight, parts: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of the whole weight, and a stored scale of inputs."""
-        local = whole
-        if self.cut is not None:
-            local = stacked([whole.cut(self.cut.dim, each.start, each.stop) for each in self.cut.ranges])
-        own = self.weight
-        for mine, found in (
-            (own.numbers, local.numbers),
-            (own.scales_AB, local.scales_AB),
-            (own.zeros_AB, local.zeros_AB),
-        ):
-            if mine is not None and found is not None:
-                if mine.shape != found.shape:
-                    raise RuntimeError(f"a part is {tuple(found.shape)}, not {tuple(mine.shape)}")
-                mine.copy_(found)
-        if isinstance(self.input_scale, Tensor):
-            self.input_scale.copy_(parts["input_scale"].reshape(1))
-
-    def _tp_partition(self, parameters: list[nn.Parameter | None]) -> None:
-        """Cut a stored bias in place, as DeepSpeed's layers do under this name."""
-        for parameter in parameters:
-            if parameter is not None and self.cut is not None and self.cut.dim == 0:
-                parameter.data = torch.cat(
-                    [parameter.data[each.start : each.stop] for each in self.cut.ranges]
-                )
+    def held(self, whole: Tensor | QuantizedWeight) -> QuantizedWeight:
+        """The whole weight in this layer's format."""
+        return held(self.form, whole)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[.., K] to [.., N]; over all ranks if the inputs are cut."""
@@ -151,10 +126,6 @@ class QuantizedLinear(nn.Module):
     @property
     def sums_over_ranks(self) -> bool:
         return self.group is not None and self.cut is not None and self.cut.dim == 1
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        return None if self.cut is None else self.cut.group
 
     def local_product(self, inputs: Tensor) -> Tensor:
         """This rank's term of the sum, without the bias."""
@@ -176,14 +147,14 @@ class QuantizedLinear(nn.Module):
 
     @property
     def _reading(self) -> Hashable:
-        """The same of layers that round an input alike; None of one with a scale of its own."""
+        """A key that layers share if they round an input alike; None of one with a scale of its own."""
         if self.owner is None or self.form.activations == "static":
             return None
         return self.owner, self.form.numbers, self.form.activations, self.form.columns
 
     def input_scales(self, x_TK: Tensor) -> Tensor | None:
-        """Of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if inputs are not
-        rounded."""
+        """Scales of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if no inputs
+        are rounded."""
         scale = self.input_scale
         return input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
 
@@ -221,7 +192,7 @@ class QuantizedLinear(nn.Module):
 
 @torch.no_grad()
 def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make plain layers of those that latent attention has in its queries and outputs
+    """Dequantise the layers that latent attention has in its queries and outputs
     (:mod:`specdist.models.attention.latent`), whose products are with parts of the weight."""
     found: list[Any] = [
         module
@@ -234,11 +205,11 @@ def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
         plain.weight = nn.Parameter(weight, requires_grad=False)
         module.kv_b_proj = plain
     if found:
-        logger.info("%d × kv_b_proj in plain numbers, as latent attention needs them", len(found))
+        logger.info("%d × kv_b_proj dequantised, as latent attention needs them", len(found))
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
-    """Choose the arithmetic of all quantised layers, and of narrow experts, and log it. From then on what
+    """Choose the arithmetic of all quantised layers, and of packed experts, and log it. From then on what
     several layers of a module read is rounded once."""
     last_input = LastInput()
     for name, layer in model.named_modules():
@@ -346,7 +317,7 @@ def _int8_weights_product(layer: QuantizedLinear) -> Product:
 
 
 def _int4_weights_product(layer: QuantizedLinear) -> Product:
-    """In the kernel's own layout."""
+    """The product with a weight in the kernel's own layout."""
     weight, form = layer.weight, layer.form
     assert form.columns is not None
     if weight.numbers.device.type == "cpu":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 Numbers = Literal["float8", "int8", "int4", "float4"]
 GlobalScale = Literal["weight_global_scale", "weight_scale_2"]
-# What a kernel multiplies: rounded inputs with weights of the same kind, or plain inputs with narrow weights.
+# What a kernel multiplies: rounded inputs with weights of the same kind, or plain inputs with quantised ones.
 ProductKind = Literal["float8", "int8", "int8 weights", "int4 weights"]
 DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8, "float4": torch.uint8}
 BITS = {"float8": 8, "int8": 8, "int4": 4, "float4": 4}
@@ -105,12 +105,12 @@ class LayerFormat:
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """In memory."""
+        """The dtype of scales in memory."""
         return torch.uint8 if self.has_powers else torch.float32
 
     def within(self, num_rows: int, num_columns: int) -> LayerFormat:
-        """Of parts that lie between multiples of so many rows and columns of others: a scale that numbers on
-        both sides of such a border share is held more than once."""
+        """The format of parts that lie between multiples of so many rows and columns of others: a scale that
+        numbers on both sides of such a border share is held more than once."""
         return dataclasses.replace(
             self,
             rows=math.gcd(self.rows or 1, num_rows),
@@ -125,7 +125,7 @@ class LayerFormat:
         )
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """In memory: numbers, scales and zero points."""
+        """Bytes in memory: of numbers, scales and zero points."""
         num_scales = math.prod(self.num_scales(num_outputs, num_inputs))
         each = self.scale_dtype.itemsize + (ZERO_BYTES if self.has_zeros else 0)
         return num_outputs * -(-num_inputs * BITS[self.numbers] // 8) + num_scales * each
@@ -159,13 +159,14 @@ class LayerFormat:
 class QuantizedWeight:
     """A matrix, or a part of one. ``numbers``: [N, K], or [N, K / 2] bytes of int4 (plus 8) and float4, the
     left of two columns in the lower half; ``scales_AB`` float32, or the exponents of powers; ``zeros_AB``
-    int8."""
+    int8; ``input_scale`` [1]: a stored scale of the inputs."""
 
     form: LayerFormat
     num_inputs: int
     numbers: Tensor
     scales_AB: Tensor
     zeros_AB: Tensor | None = None
+    input_scale: Tensor | None = None
 
     def integers(self) -> Tensor:
         """[N, K] int8, of int8 and int4."""
@@ -239,28 +240,34 @@ class QuantizedWeight:
             zeros_AB=None if self.zeros_AB is None else scales_of(self.zeros_AB),
         )
 
+    def place(self, row: int, column: int, part: QuantizedWeight) -> None:
+        """Copy a part of another matrix of the same format into this one, from this row and column on. Raises
+        ValueError between two borders."""
+        mine = self.cut(0, row, row + len(part.numbers)).cut(1, column, column + part.num_inputs)
+        for own, found in (
+            (mine.numbers, part.numbers),
+            (mine.scales_AB, part.scales_AB),
+            (mine.zeros_AB, part.zeros_AB),
+            (mine.input_scale, part.input_scale),
+        ):
+            if own is not None and found is not None:
+                if own.shape != found.shape:
+                    raise ValueError(f"a part is {tuple(found.shape)}, not {tuple(own.shape)}")
+                own.copy_(found)
 
-def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Rows of parts of one matrix, one part below the other."""
-    first = parts[0]
 
-    def together(tensors: list[Tensor]) -> Tensor:
-        # Without rows of its own a scale is that of the whole matrix.
-        return tensors[0] if first.form.rows is None else torch.cat(tensors)
-
-    zeros = [part.zeros_AB for part in parts if part.zeros_AB is not None]
-    return dataclasses.replace(
-        first,
-        numbers=torch.cat([part.numbers for part in parts]),
-        scales_AB=together([part.scales_AB for part in parts]),
-        zeros_AB=together(zeros) if zeros else None,
-    )
+def held(form: LayerFormat, whole: Tensor | QuantizedWeight) -> QuantizedWeight:
+    """A weight that is quantised while it is loaded, or that is stored in the format already."""
+    if isinstance(whole, Tensor):
+        return quantize(form, whole)
+    return whole if whole.form is form else quantize(form, whole.dequantized(torch.float32))
 
 
 def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
     """A weight of ``shape`` (N, K) from its parts in a file."""
     num_scales = form.num_scales(*shape)
     zeros = parts.get("weight_zero_point") if form.has_zeros else None
+    input_scale = parts["input_scale"].reshape(1) if form.activations == "static" else None
     scales = parts[form.scale_name].to(form.scale_dtype).reshape(num_scales)
     if form.global_name is not None:
         factor = parts[form.global_name].to(torch.float32).reshape(())
@@ -281,6 +288,7 @@ def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int
         pack_int4(numbers) if form.numbers == "int4" else numbers.contiguous(),
         scales,
         None if zeros is None else zeros.to(torch.int8).reshape(num_scales).contiguous(),
+        input_scale,
     )
 
 
@@ -311,7 +319,7 @@ def quantize(form: LayerFormat, weight: Tensor) -> QuantizedWeight:
 
 
 def rounded(values: Tensor, numbers: Numbers) -> Tensor:
-    """To the nearest of the format; integers as int8."""
+    """Values rounded to the nearest of the format; integers as int8."""
     if numbers == "float8":
         return values.clamp(-LIMITS[numbers], LIMITS[numbers]).to(DTYPES[numbers])
     return values.round().clamp(*INTEGER_RANGES[numbers]).to(torch.int8)
@@ -336,8 +344,8 @@ def pack_int4(numbers: Tensor) -> Tensor:
 
 
 def _float8_values(numbers: Tensor) -> Tensor:
-    """In float32, on a CPU several times faster than torch's cast: the bits, shifted, are those of a float16
-    that is 2**8 times smaller. Not for NaN."""
+    """Numbers in float32, on a CPU several times faster than by torch's cast: the bits, shifted, are those of
+    a float16 that is 2**8 times smaller. Not for NaN."""
     if numbers.device.type != "cpu":
         return numbers.float()
     bits = numbers.view(torch.int8).to(torch.int16)
@@ -351,15 +359,15 @@ def _halves(numbers: Tensor) -> Tensor:
 
 
 def _float4_values(codes: Tensor) -> Tensor:
-    """In float32, of a sign, two bits of an exponent and one of a fraction: shifted, they are those of a
-    float16 that is 2**14 times smaller."""
+    """Numbers in float32, of a sign, two bits of an exponent and one of a fraction: shifted, they are those
+    of a float16 that is 2**14 times smaller."""
     bits = codes.to(torch.int16)
     half = (bits & 8) << 12 | (bits & 7) << 9
     return half.view(torch.float16).float() * 2.0**14
 
 
 def _positive(scales: Tensor) -> Tensor:
-    """Without zeros, which would divide zero by zero."""
+    """Scales without zeros, which would divide zero by zero."""
     return torch.where(scales == 0, torch.finfo(torch.float32).eps, scales)
 
 

@@ -1,7 +1,9 @@
-"""How parts of a model are cut over ranks, in transformers' words and two of our own. No tensors."""
+"""How parts of a model are cut over ranks, in transformers' words and two of our own, and what one rank has
+of a stored tensor. No tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
@@ -10,11 +12,32 @@ COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
 NORM, EQUAL = "norm_over_ranks", "equal_pieces"
 # DeepSpeed cuts inputs and outputs of linear layers between such numbers.
 GRAIN = 64
+# The attribute of a module with the cut of each of its parameters that is cut.
+CUTS = "cuts_of_parameters"
+# The attribute of a layer whose weight the files hold transposed.
+TURNED = "is_stored_transposed"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One rank's part of a stored tensor: its ``ranges`` of a dimension, one after the other. Without ranges
+    the tensor is added once, on the first rank, and is zero on the others. ``sizes``: of the parts of all
+    ranks, where the inputs of a layer are cut."""
+
+    dim: int
+    ranges: tuple[range, ...]
+    sizes: tuple[int, ...] = ()
+
+
+def cut_of(module: object, leaf: str) -> Cut | None:
+    """The cut of a module's parameter; None for one that is whole."""
+    cuts: Mapping[str, Cut] = getattr(module, CUTS, {})
+    return cuts.get(leaf)
 
 
 @dataclass(frozen=True)
 class PlannedCut:
-    """Of a module or a bare parameter.
+    """How a module or a bare parameter is cut.
 
     Attributes:
         style: transformers' word for it, :data:`NORM` or :data:`EQUAL`.
@@ -31,7 +54,7 @@ class PlannedCut:
     num_kv_heads: int = 0
 
     def num_of_keys(self, num_numbers: int) -> int:
-        """Of so many in a weight, those that make keys and values."""
+        """How many of a weight's numbers make keys and values."""
         if not self.num_kv_heads:
             return 0
         return num_numbers * sum(self.parts[1:]) // sum(self.parts) if self.parts else num_numbers

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.recurrent.states import Padded
+from specdist.models.recurrent.runs import Padded
 
 # Decays of single numbers are compared token by token: a chunk takes memory with the square of its length.
 CHUNK_TOKENS, FINE_CHUNK_TOKENS = 64, 16
@@ -47,7 +47,7 @@ class DeltaTokens(NamedTuple):
         log_decays_NHD: Tensor,
         rates_NH: Tensor,
     ) -> DeltaTokens:
-        """Of a line of places, the tokens at these."""
+        """The tokens at these places of a line."""
         line = (queries_NHK, keys_NHK, values_NHV, log_decays_NHD, rates_NH[..., None])
         return DeltaTokens(*(each[padded.places_SP].transpose(1, 2) for each in line))
 
@@ -56,7 +56,7 @@ class DeltaTokens(NamedTuple):
 
 
 def normalized(vectors: Tensor) -> Tensor:
-    """Of length 1, as far as they are not tiny."""
+    """Vectors of length 1, as far as they are not tiny."""
     return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
@@ -118,7 +118,7 @@ class _Chunk:
         return (queries * self._decayed) @ self._state + self._products(queries) @ self._corrections
 
     def state_after(self, num_tokens_S: Tensor) -> Tensor:
-        """After so many of the chunk's tokens, which may be none."""
+        """The states after so many of the chunk's tokens, which may be none."""
         is_first_SC = torch.arange(self._sums.shape[2], device=num_tokens_S.device) < num_tokens_S[:, None]
         is_first = is_first_SC[:, None, :, None]
         all_S = self._tokens.log_decays.masked_fill(~is_first, 0.0).sum(2, keepdim=True)

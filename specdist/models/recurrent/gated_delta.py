@@ -21,7 +21,7 @@ from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, 
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.libraries import delta_rule_on
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
+from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
 
 OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
 OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
@@ -42,12 +42,12 @@ class GatedDelta(OfModule):
 
     @property
     def _decays(self) -> tuple[Tensor, Tensor]:
-        """Of the module: logarithms of the heads' own decays, and what is added to the tokens' ones."""
+        """The module's logarithms of its heads' own decays, and what is added to the tokens' ones."""
         return self.module.A_log, self.module.dt_bias
 
     @property
     def _heads(self) -> tuple[int, int]:
-        """Of values and of keys."""
+        """Heads of values and of keys."""
         num_values = self._decays[0].numel()
         key_width, value_width = self._widths
         left = len(self.module.conv1d.weight) - num_values * value_width
@@ -62,7 +62,7 @@ class GatedDelta(OfModule):
 
     @property
     def _channels(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
+        """Channels of queries, keys and values."""
         (num_values, num_keys), (key_width, value_width) = self._heads, self._widths
         return num_keys * key_width, num_keys * key_width, num_values * value_width
 
@@ -133,7 +133,7 @@ class GatedDelta(OfModule):
 
 
 class JoinedGatedDelta(GatedDelta):
-    """Of Qwen3-Next: the projections of a head of keys stand together."""
+    """The mixer of Qwen3-Next: the projections of a head of keys stand together."""
 
     by_heads = ("in_proj_qkvz", "in_proj_ba")
 
@@ -149,7 +149,7 @@ class JoinedGatedDelta(GatedDelta):
 
 
 class SplitGatedDelta(GatedDelta):
-    """Of Qwen3.5: queries, keys and values are joined, as they are convolved."""
+    """The mixer of Qwen3.5: queries, keys and values are joined, as they are convolved."""
 
     by_heads = ("in_proj_z", "in_proj_a", "in_proj_b")
 
@@ -164,7 +164,7 @@ class SplitGatedDelta(GatedDelta):
 
 
 class SeparateGatedDelta(GatedDelta):
-    """Of OLMo-Hybrid: every projection is one by itself, and rates may be up to 2."""
+    """The mixer of OLMo-Hybrid: every projection is one by itself, and rates may be up to 2."""
 
     norm, projection = "o_norm", "o_proj"
     by_heads = ("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj")
@@ -181,7 +181,7 @@ class SeparateGatedDelta(GatedDelta):
 
 
 class KimiDelta(GatedDelta):
-    """Of Kimi-Linear: a decay for each number of a key, all heads of one width."""
+    """The mixer of Kimi-Linear: a decay for each number of a key, all heads of one width."""
 
     norm, projection = "o_norm", "o_proj"
     by_heads = ("q_proj", "k_proj", "v_proj", "b_proj", "g_b_proj", "forget_gate.f_b_proj")
@@ -220,7 +220,7 @@ PARTS: tuple[tuple[type[GatedDelta], tuple[str, ...]], ...] = (
 
 
 def gated_delta(module: nn.Module) -> GatedDelta | None:
-    """Of a module that has the parts of one of these."""
+    """The mixer of a module that has the parts of one of these."""
     if has_parts(module, OF_ALL) and isinstance(module.conv1d, nn.Module):
         for kind, names in PARTS:
             if has_parts(module, names):

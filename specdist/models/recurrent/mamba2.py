@@ -24,7 +24,7 @@ from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.libraries import mamba2_on
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
+from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
 
 # Of a prompt: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
@@ -46,7 +46,7 @@ class Mamba2Tokens(NamedTuple):
     c: Tensor
 
     def at(self, padded: Padded) -> Mamba2Tokens:
-        """Of a line of places, the tokens at these."""
+        """The tokens at these places of a line."""
         return Mamba2Tokens(*(each[padded.places_SP] for each in self))
 
     def chunk(self, begin: int, end: int) -> Mamba2Tokens:
@@ -83,7 +83,7 @@ def _after(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tensor:
 
 
 def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tensor:
-    """Of a chunk that comes after the states."""
+    """The outputs of a chunk that comes after the states."""
     num_tokens, num_groups = tokens.b.shape[1:3]
     b_SLGN, c_SLGN, of_groups = tokens.b.float(), tokens.c.float(), (num_groups, -1)
     logs_SHL = (tokens.steps * rates_H).transpose(1, 2)

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import LayerAttention
 from specdist.models.recurrent.cuts import PlannedCut
-from specdist.models.recurrent.states import Places, RecurrentStates, Runs, StateShape, padded_of
+from specdist.models.recurrent.runs import Runs, StateShape, padded_of
 
 
 class Mixer(Protocol):
@@ -28,7 +27,7 @@ class Mixer(Protocol):
 
     @property
     def layer(self) -> int:
-        """Its number in the model."""
+        """The number of the layer in the model."""
         ...
 
     @property
@@ -36,12 +35,12 @@ class Mixer(Protocol):
 
     @property
     def cuts(self) -> Mapping[str, PlannedCut]:
-        """Of a whole module: how its parts are cut over ranks."""
+        """How the parts of a whole module are cut over ranks."""
         ...
 
     @property
     def num_pieces(self) -> int:
-        """Of a whole module: the most ranks that it can be cut over, which any number must divide."""
+        """The most ranks that a whole module can be cut over, which any number must divide."""
         ...
 
     def project(self, hidden_TE: Tensor) -> tuple[Tensor, Any]:
@@ -64,25 +63,6 @@ class Mixing(Protocol):
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
         """Outputs [T, O] of the tokens' rows."""
         ...
-
-
-class StatePass:
-    """One pass of a model with recurrent layers, and perhaps others that attend."""
-
-    def __init__(self, attention: LayerAttention, states: RecurrentStates, places: Places) -> None:
-        self.attend = attention.attend
-        self._states, self._places = states, places
-
-    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
-        states, layer, line = self._states, mixer.layer, self._places.line
-        ring, held = states.rows[layer], states.states.get(layer, rows_TR)
-        rows_LR = rows_TR.new_empty(len(rows_TR) + len(line.before_B), rows_TR.shape[1])
-        rows_LR.index_copy_(0, line.before_B, ring.index_select(0, line.ring_B))
-        rows_LR.index_copy_(0, line.new_T, rows_TR)
-        num_unread = states.num_before - mixer.shape.num_before
-        mixed_NO = mixer.scan(rows_LR[num_unread:], held, self._places.runs)
-        ring.index_copy_(0, line.ring_T, rows_TR)
-        return mixed_NO.index_select(0, line.outputs_T)
 
 
 def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:

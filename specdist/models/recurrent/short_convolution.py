@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Runs, StateShape
+from specdist.models.recurrent.runs import Runs, StateShape
 
 
 class ShortConvolution(OfModule):
@@ -47,7 +47,7 @@ class ShortConvolution(OfModule):
 
 
 def short_convolution(module: nn.Module) -> ShortConvolution | None:
-    """Of a module with these parts."""
+    """The mixer of a module with these parts."""
     names = ("conv", "in_proj", "out_proj", "conv_kernel_size", "layer_idx")
     is_one = has_parts(module, names) and getattr(module, "A_log", None) is None
     return ShortConvolution(module) if is_one and isinstance(module.conv, nn.Conv1d) else None

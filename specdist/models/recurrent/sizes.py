@@ -8,7 +8,7 @@ from torch import nn
 
 from specdist.models.recurrent.kinds import mixers_of
 from specdist.models.recurrent.rollback import Rollback
-from specdist.models.recurrent.states import STATE_DTYPE, StateShape
+from specdist.models.recurrent.runs import STATE_DTYPE, StateShape
 
 # A product and a sum of each number of a state: its decay, what it has for a key, what is added, what a query
 # reads.
@@ -19,7 +19,7 @@ STATE_COPIES, ROW_COPIES = 3, 20
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Of a model's recurrent layers, with those that tensor parallelism cuts apart from the others;
+    """States of a model's recurrent layers, those that tensor parallelism cuts apart from the others;
     ``num_pieces``: which the number of ranks must divide."""
 
     cut: tuple[StateShape, ...] = ()
@@ -36,7 +36,7 @@ class StateSizes:
         )
 
     def slot_bytes(self, tp_size: int, rollback: Rollback, number_bytes: int) -> int:
-        """Of a sequence on one rank, of any length."""
+        """Bytes of a sequence on one rank, of any length."""
         cut, whole = (
             sum(shape.num_bytes(rollback, number_bytes) for shape in shapes)
             for shapes in (self.cut, self.whole)
@@ -44,12 +44,12 @@ class StateSizes:
         return cut // tp_size + whole
 
     def state_bytes(self, tp_size: int) -> int:
-        """Of the states alone: a pass reads and writes those of its sequences."""
+        """Bytes of the states alone: a pass reads and writes those of its sequences."""
         cut, whole = (sum(shape.num_numbers for shape in shapes) for shapes in (self.cut, self.whole))
         return (cut // tp_size + whole) * STATE_DTYPE.itemsize
 
     def flops(self, tp_size: int) -> float:
-        """Of a token on one rank."""
+        """Operations of a token on one rank."""
         return STATE_FLOPS / STATE_DTYPE.itemsize * self.state_bytes(tp_size)
 
     def pass_bytes(self, tp_size: int, num_seqs: int, num_tokens: int, number_bytes: int) -> int:

@@ -20,42 +20,23 @@ segment before its own, R numbers of a row, B branches, P places of the longest 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.models.attention.attention import LayerAttention
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.mixers import Mixer
 from specdist.models.recurrent.rollback import Rollback
+from specdist.models.recurrent.runs import STATE_DTYPE, Runs, StateShape, padded_of
 
-STATE_DTYPE = torch.float32
 NO_COPIES = np.zeros((3, 0), np.int64)
-
-
-class StateShape(NamedTuple):
-    """Of a layer: the numbers of a token's row, the tokens before it whose rows are needed with it (of a
-    convolution one less than its width), and the state's shape, empty without one."""
-
-    row_width: int
-    num_before: int
-    state: tuple[int, ...] = ()
-
-    @property
-    def num_numbers(self) -> int:
-        """Of the state."""
-        return math.prod(self.state) if self.state else 0
-
-    def num_bytes(self, rollback: Rollback, number_bytes: int) -> int:
-        """Of a slot."""
-        rows = (rollback.num_tokens + self.num_before) * self.row_width * number_bytes
-        return rows + self.num_numbers * STATE_DTYPE.itemsize
 
 
 class Told(NamedTuple):
@@ -73,48 +54,6 @@ class Told(NamedTuple):
 
 NUM_TOLD = len(Told._fields)
 NOT_KEPT = -1
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Some segments beside one another, for plain operations.
-
-    Attributes:
-        places_SP: of each segment, from its first one on; then the last one again, which comes after all that
-            is wanted.
-        borders: the state is kept after so many of them, on the host; ``borders_S``: on the device.
-        outputs: which of all S × P are wanted, and their places.
-    """
-
-    places_SP: Tensor
-    borders: np.ndarray
-    borders_S: Tensor
-    outputs: tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Segments that run together.
-
-    Attributes:
-        numbers_5S: int64: the slot; 1 if it has no state yet, whatever it holds; the first place that is run
-            and the one after the last; and the one before which the slot's state is kept, negative if it is
-            not.
-        padded: for plain operations; None where a kernel runs them.
-        long_5S: the same numbers on the host, of so many tokens that a library is faster.
-    """
-
-    numbers_5S: Tensor
-    padded: Padded | None = None
-    long_5S: np.ndarray | None = None
-
-    def read(self, held: Tensor) -> Tensor:
-        """Of one layer's states of all slots, float32 [slots, ...], those before the pass: [S, ...]."""
-        found = held.index_select(0, self.numbers_5S[0])
-        return found.masked_fill_(self.numbers_5S[1].bool().view(-1, *[1] * (found.dim() - 1)), 0.0)
-
-    def keep(self, held: Tensor, after: Tensor) -> None:
-        held.index_copy_(0, self.numbers_5S[0], after)
 
 
 class Line(NamedTuple):
@@ -135,7 +74,7 @@ class Line(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Of a pass, on the device, with all segments."""
+    """The places of a pass, on the device, with all segments."""
 
     line: Line
     runs: Sequence[Runs]
@@ -189,7 +128,7 @@ class RecurrentStates:
         return self.rows[layer][: self._num_rows].unflatten(0, (-1, self._ring))
 
     def assume(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """For passes that are only timed: as if each slot had a state of so many tokens."""
+        """Let each slot be as if it had a state of so many tokens, for passes that are only timed."""
         self._applied[slots] = self._ends[slots] = lengths
 
     def copy(self, sources_B: np.ndarray, targets_B: np.ndarray) -> None:
@@ -224,8 +163,8 @@ class RecurrentStates:
             raise RuntimeError(f"slots {slots} end after {self._ends[slots]} tokens, not after {lengths}")
 
     def plan(self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray) -> Told:
-        """Of a pass over so many tokens of each slot, from these positions on; to be run before the next one
-        is planned.
+        """Plan a pass over so many tokens of each slot, from these positions on; it is to be run before the
+        next one is planned.
 
         Raises RuntimeError for tokens that a slot's state does not lead to.
         """
@@ -246,7 +185,7 @@ class RecurrentStates:
         return Told(slots_S, begins_S, lengths_S, applied_S, kept_S)
 
     def places(self, batch: FlatBatch) -> Places:
-        """Of a pass over these tokens, as :meth:`plan`."""
+        """The places of a pass over these tokens, planned as by :meth:`plan`."""
         segments = Segments.of(batch)
         starts_S = segments.starts_S
         told = self.plan(batch.slots_T[starts_S], batch.positions_T[starts_S], segments.lengths_S)
@@ -255,7 +194,8 @@ class RecurrentStates:
         return Places(Line(*(each.to(self._device) for each in line)), self._runs(numbers_5S.numpy()))
 
     def recorded_places(self, told_5S: Tensor, num_tokens: int) -> Places:
-        """The same of what is on the device. No shape depends on it, and padding follows the last segment."""
+        """The places of a pass whose numbers are on the device. No shape depends on them, and padding follows
+        the last segment."""
         line, numbers_5S = self._laid_out(Told(*told_5S.long()), num_tokens)
         is_alone = self.has_kernels or not self.states
         runs = [Runs(numbers_5S)] if is_alone else self._runs(numbers_5S.numpy())
@@ -294,7 +234,7 @@ class RecurrentStates:
         return Line(carried_SC.flatten(), before_N, new_T, ring_T, new_T - self.num_before), numbers_5S
 
     def _runs(self, numbers_5S: np.ndarray) -> list[Runs]:
-        """By a kernel or a library, or of similar lengths."""
+        """Segments that run together: by a kernel or a library, or of similar lengths."""
         lengths_S = numbers_5S[3] - numbers_5S[2]
         if self.has_kernels:
             groups_S = lengths_S > MAX_KERNEL_TOKENS
@@ -315,63 +255,20 @@ class RecurrentStates:
         return found
 
 
-def recur(
-    output: Tensor,
-    held: Tensor,
-    runs: Sequence[Runs],
-    kernel: Callable[[Tensor], None] | None,
-    plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
-    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]] | None = None,
-) -> Tensor:
-    """Write the outputs [N, ...] of all runs, zeros at first, and leave each slot's state as they say.
+class StatePass:
+    """One pass of a model with recurrent layers, and perhaps others that attend."""
 
-    Args:
-        held: of one layer, float32 [slots, ...].
-        kernel: of the numbers of runs, writes outputs and states.
-        plain: of the states before padded runs, [S, ...], to outputs [S, P, ...] and the states at their
-            borders.
-        library: of one state [1, ...] and a part of the line, to its outputs and the state after it.
-    """
-    for own in runs:
-        if own.padded is None:
-            assert kernel is not None
-            if library is None or own.long_5S is None:
-                kernel(own.numbers_5S)
-            else:
-                kernel(_by_library(output, held, own.long_5S, library))
-            continue
-        found, after = plain(own.read(held), own.padded)
-        own.keep(held, after)
-        sources, targets = own.padded.outputs
-        output.index_copy_(0, targets, found.flatten(0, 1)[sources])
-    return output
+    def __init__(self, attention: LayerAttention, states: RecurrentStates, places: Places) -> None:
+        self.attend = attention.attend
+        self._states, self._places = states, places
 
-
-def _by_library(
-    output: Tensor,
-    held: Tensor,
-    numbers_5S: np.ndarray,
-    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
-) -> Tensor:
-    """Run each segment up to its border; returns what is left to run, which leaves the states as they are."""
-    slots_S, is_first_S, firsts_S, ends_S, borders_S = numbers_5S
-    for slot, is_first, first, border in zip(slots_S, is_first_S, firsts_S, borders_S, strict=True):
-        if first < border:
-            before = held[slot : slot + 1]
-            found, after = library(torch.zeros_like(before) if is_first else before, slice(first, border))
-            output[first:border], held[slot] = found, after[0]
-    left_5S = np.stack((slots_S, is_first_S * (firsts_S == borders_S), borders_S, ends_S, borders_S))
-    return torch.from_numpy(left_5S).to(held.device)
-
-
-def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:
-    """Of :class:`Runs` on the host."""
-    firsts_S, lengths_S = numbers_5S[2], numbers_5S[3] - numbers_5S[2]
-    offsets_P = np.arange(lengths_S.max())
-    places_SP = firsts_S[:, None] + np.minimum(offsets_P, lengths_S[:, None] - 1)
-    borders, wanted_N = numbers_5S[4] - firsts_S, np.flatnonzero(offsets_P < lengths_S[:, None])
-    places, borders_S, *outputs = (
-        torch.from_numpy(each).to(device)
-        for each in (places_SP, borders, wanted_N, places_SP.ravel()[wanted_N])
-    )
-    return Padded(places, borders, borders_S, (outputs[0], outputs[1]))
+    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
+        states, layer, line = self._states, mixer.layer, self._places.line
+        ring, held = states.rows[layer], states.states.get(layer, rows_TR)
+        rows_LR = rows_TR.new_empty(len(rows_TR) + len(line.before_B), rows_TR.shape[1])
+        rows_LR.index_copy_(0, line.before_B, ring.index_select(0, line.ring_B))
+        rows_LR.index_copy_(0, line.new_T, rows_TR)
+        num_unread = states.num_before - mixer.shape.num_before
+        mixed_NO = mixer.scan(rows_LR[num_unread:], held, self._places.runs)
+        ring.index_copy_(0, line.ring_T, rows_TR)
+        return mixed_NO.index_select(0, line.outputs_T)

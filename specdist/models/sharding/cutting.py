@@ -15,15 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from specdist.models.families.dry_run import dry_run
 from specdist.models.files.checkpoint import Checkpoint, kv_heads_of
-from specdist.models.sharding.experts import cut_experts, cut_of
+from specdist.models.recurrent.cuts import CUTS, Cut, cut_of
+from specdist.models.sharding.experts import cut_experts
 from specdist.models.sharding.tp_plan import largest_size, planned_cuts
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError, short_text
@@ -65,7 +68,7 @@ def cut(
             reason = _why_it_does_not_run(shard)
         # A whole model that looks at values stops there, and one that is cut wrongly often before.
         reason = None if reason == reason_whole else reason
-        reason = reason or _why_it_takes_no_weights(shard, shapes, dtype)
+        reason = reason or _why_it_takes_no_weights(shard, shapes)
     reasons = [reason] * dist.get_world_size(group)
     dist.all_gather_object(reasons, reason, group=group)
     found = next(filter(None, reasons), None)
@@ -142,21 +145,35 @@ def _innermost(model: nn.Module, error: Exception) -> str:
     return found
 
 
-def _why_it_takes_no_weights(
-    shard: PreTrainedModel, shapes: Mapping[str, torch.Size], dtype: torch.dtype
-) -> str | None:
+def _why_it_takes_no_weights(shard: PreTrainedModel, shapes: Mapping[str, torch.Size]) -> str | None:
+    """Let every parameter tell its cut (:func:`specdist.models.recurrent.cuts.cut_of`); why that is not
+    possible, if it is not."""
+    num_cut = 0
     for name, weight in shard.named_parameters(remove_duplicate=False):
-        whole = torch.empty(shapes[name], device="meta")
         owner, _, leaf = name.rpartition(".")
         layer = shard.get_submodule(owner)
-        if cut_of(layer, leaf) is not None:
-            continue
-        try:
-            cut_tensor(layer, weight, whole, dtype)
-        except Exception as error:
-            logger.debug("%s of %s cannot be cut", name, list(whole.shape), exc_info=True)
-            return f"{name}: {short_text(error)}"
-    return None
+        if weight.shape != shapes[name] and cut_of(layer, leaf) is None:
+            try:
+                vars(layer).setdefault(CUTS, {})[leaf] = _cut_by(layer, weight.shape, shapes[name])
+            except Exception as error:
+                logger.debug("%s of %s cannot be cut", name, list(shapes[name]), exc_info=True)
+                return f"{name}: {short_text(error)}"
+        num_cut += cut_of(layer, leaf) is not None and not isinstance(layer, VocabParallelHead)
+    return None if num_cut else "every weight is whole on every rank"
+
+
+def _cut_by(layer: Any, own: torch.Size, whole: torch.Size) -> Cut:
+    """The cut of a layer of DeepSpeed: the numbers of rows or columns that it keeps of all."""
+    (dim,) = (dim for dim, (part, length) in enumerate(zip(own, whole, strict=True)) if part != length)
+    shape = [length if index == dim else 1 for index, length in enumerate(whole)]
+    numbers = nn.Parameter(torch.arange(whole[dim]).view(shape), requires_grad=False)
+    layer._tp_partition([numbers, None][: len(whole)])
+    kept = numbers.flatten().tolist()
+    if len(kept) != own[dim]:
+        raise RuntimeError(f"a shard of {tuple(whole)} has {len(kept)} of dimension {dim}, not {own[dim]}")
+    begins = [place for place in range(len(kept)) if not place or kept[place] != kept[place - 1] + 1]
+    runs = pairwise([*begins, len(kept)])
+    return Cut(dim, tuple(range(kept[begin], kept[begin] + end - begin) for begin, end in runs))
 
 
 @contextmanager
@@ -170,19 +187,6 @@ def _without_sums(shard: nn.Module) -> Iterator[None]:
     finally:
         for module, group in groups.items():
             module.mp_group = group
-
-
-def cut_tensor(layer: nn.Module, parameter: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """This rank's part of a stored tensor, as its DeepSpeed layer defines it."""
-    if parameter.shape == whole.shape:
-        return whole
-    holder = nn.Parameter(whole.to(dtype), requires_grad=False)
-    layer._tp_partition([holder] if whole.dim() == 1 else [holder, None])  # type: ignore[operator]
-    if holder.shape != parameter.shape:
-        raise RuntimeError(
-            f"a shard of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
-        )
-    return holder
 
 
 def join_sharding() -> None:
@@ -216,13 +220,7 @@ class VocabParallelHead(nn.Linear):
             whole.in_features, len(ids), bias=whole.bias is not None, device="meta", dtype=whole.weight.dtype
         )
         self.ids = ids
-
-    @torch.no_grad()
-    def _tp_partition(self, parameters: list[nn.Parameter | None]) -> None:
-        """Cut a stored weight or bias in place, as DeepSpeed's layers do under this name."""
-        for parameter in parameters:
-            if parameter is not None:
-                parameter.data = parameter.data[self.ids.start : self.ids.stop]
+        vars(self)[CUTS] = dict.fromkeys(("weight", "bias"), Cut(0, (ids,)))
 
 
 def find_head(model: PreTrainedModel) -> tuple[str, nn.Module | None]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,23 +24,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.recurrent.cuts import CUTS, Cut
 
-CUTS = "expert_cuts"
 # Of a probe: tokens; how much larger the second numbers are, which norms and caps would hide; and the largest
 # difference of two orders of rounding, relative to the largest number.
 PROBE_TOKENS, SECOND, TOLERANCE = 4, 64.0, 2.0**-6
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExpertsCut:
-    """This rank's part of a joined parameter: its ``ranges`` of a dimension, one after the other. None of
-    them: the parameter is added once, on the first rank, and is zero on the others."""
-
-    dim: int
-    ranges: tuple[range, ...]
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -52,7 +41,7 @@ def experts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def own_experts(num_experts: int, rank: int, num_ranks: int) -> range:
-    """Those that are whole on a rank; nearly as many on each."""
+    """The experts that are whole on a rank; nearly as many on each."""
     return range(rank * num_experts // num_ranks, (rank + 1) * num_experts // num_ranks)
 
 
@@ -73,7 +62,7 @@ def cut_experts(model: nn.Module, group: dist.ProcessGroup, *, is_expert_paralle
         forward = module.forward
         if is_expert_parallel:
             own = _give_whole(name, module, rank, num_ranks)
-            cuts = {leaf: ExpertsCut(0, (own,)) for leaf in shapes}
+            cuts = {leaf: Cut(0, (own,)) for leaf in shapes}
             forward = functools.partial(_of_own, module, own, forward)
         else:
             cuts = _cuts(name, module, shapes, rank, num_ranks)
@@ -86,12 +75,6 @@ def cut_experts(model: nn.Module, group: dist.ProcessGroup, *, is_expert_paralle
         setattr(module, CUTS, cuts)
         _sum_output(module, forward, group)
     return len(found)
-
-
-def cut_of(module: nn.Module, leaf: str) -> ExpertsCut | None:
-    """Of a parameter of cut experts; None of any other."""
-    cuts: Mapping[str, ExpertsCut] = getattr(module, CUTS, {})
-    return cuts.get(leaf)
 
 
 def _sum_output(module: Any, forward: Callable[..., Tensor], group: dist.ProcessGroup) -> None:
@@ -146,7 +129,7 @@ def _check_known(name: str, module: Any, shapes: Mapping[str, torch.Size]) -> No
 
 def _cuts(
     name: str, module: Any, shapes: Mapping[str, torch.Size], rank: int, num_ranks: int
-) -> dict[str, ExpertsCut]:
+) -> dict[str, Cut]:
     up = "gate_up_proj" if module.has_gate else "up_proj"
     # [E, H, up] and [E, inner, H], or [E, up, H] and [E, H, inner].
     up_dim, down_dim = (2, 1) if module.is_transposed else (1, 2)
@@ -159,10 +142,10 @@ def _cuts(
     halves = tuple(range(part * width + own.start, part * width + own.stop) for part in range(num_parts))
     if not module.is_concatenated:
         halves = (range(num_parts * own.start, num_parts * own.stop),)
-    cuts = {up: ExpertsCut(up_dim, halves), "down_proj": ExpertsCut(down_dim, (own,))}
+    cuts = {up: Cut(up_dim, halves), "down_proj": Cut(down_dim, (own,))}
     if module.has_bias:
         whole = (range(shapes["down_proj_bias"][1]),)
-        cuts |= {f"{up}_bias": ExpertsCut(1, halves), "down_proj_bias": ExpertsCut(1, () if rank else whole)}
+        cuts |= {f"{up}_bias": Cut(1, halves), "down_proj_bias": Cut(1, () if rank else whole)}
     return cuts
 
 
@@ -179,7 +162,7 @@ def share_sums(
         shared = [
             each
             for each in block.modules()
-            if type(each) is LinearAllreduce or (isinstance(each, QuantizedLinear) and each.sums_over_ranks)
+            if type(each) is LinearAllreduce or getattr(each, "sums_over_ranks", False)
         ]
         if shared:
             found.append((block, experts, shared))

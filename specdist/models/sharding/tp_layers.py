@@ -9,7 +9,6 @@ T tokens, W width on this rank.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +23,19 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdist.models.passes.fusing_trials import differences, twin_of
-from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, NORM, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import (
+    COLWISE,
+    CUTS,
+    EQUAL,
+    GRAIN,
+    NORM,
+    PACKED,
+    ROWWISE,
+    TURNED,
+    Cut,
+    PlannedCut,
+)
 from specdist.models.recurrent.kinds import mixers_of
-from specdist.models.sharding.experts import CUTS, ExpertsCut
 from specdist.models.sharding.tp_plan import EXPERTS, WHOLE
 from specdist.utils.ranges import range_of_part
 
@@ -64,8 +73,11 @@ def place_cut_layers(
             setattr(owner, last, ColumnLinear(part, group, cut))
         elif isinstance(part, LINEAR) and style == ROWWISE:
             meta = equal if cut.is_of_heads else NEARLY_EQUAL
-            layer = LinearAllreduce if isinstance(part, nn.Linear) else TransposedLinearAllreduce
-            setattr(owner, last, layer(part, group, name="", tp_meta=meta))
+            summed = LinearAllreduce(linear_of(part), group, name="", tp_meta=meta)
+            if isinstance(part, Conv1D):
+                own = range_of_part(summed._partition_sizes, dist.get_rank(group))
+                vars(summed).update({CUTS: {"weight": Cut(0, (own,))}, TURNED: True})
+            setattr(owner, last, summed)
         elif isinstance(part, nn.Module) and style == NORM:
             setattr(owner, last, NormOverRanks(part, group, cut, name))
         elif style == EQUAL or (isinstance(part, nn.Parameter) and style == COLWISE):
@@ -109,8 +121,8 @@ def own_ranges(cut: PlannedCut, width: int, rank: int, num_ranks: int) -> tuple[
 
 
 def cut_equally(owner: Any, name: str, parts: tuple[int, ...], group: dist.ProcessGroup) -> None:
-    """Of a bare parameter, or of all parameters of a convolution: an equal piece of their first dimension
-    that is longer than one, and where it joins ``parts`` of each of them."""
+    """Keep an equal piece of a bare parameter, or of all parameters of a convolution, along their first
+    dimension that is longer than one, and where it joins ``parts`` of each of them."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     found = vars(owner).setdefault(CUTS, {})
     for leaf in [name] if name in owner._parameters else [*owner._parameters]:
@@ -126,68 +138,37 @@ def cut_equally(owner: Any, name: str, parts: tuple[int, ...], group: dist.Proce
         )
         own = torch.cat([whole.detach().narrow(dim, each.start, len(each)) for each in ranges], dim)
         setattr(owner, leaf, nn.Parameter(own, requires_grad=False))
-        found[leaf] = ExpertsCut(dim, ranges)
-
-
-@torch.no_grad()
-def keep_ranges(ranges: Sequence[range], parameters: Sequence[nn.Parameter | None]) -> None:
-    """Cut in place, as DeepSpeed's layers do it."""
-    for parameter in parameters:
-        if parameter is not None:
-            parameter.data = torch.cat([parameter.data[own.start : own.stop] for own in ranges])
+        found[leaf] = Cut(dim, ranges)
 
 
 class ColumnLinear(LinearLayer):
-    """With this rank's ``ranges`` of the outputs. GPT-2's layers are stored transposed."""
+    """A linear layer with this rank's ranges of the outputs. GPT-2's layers are stored transposed."""
 
-    is_transposed = False
     is_plain_product = True
 
     def __init__(self, whole: nn.Module, group: dist.ProcessGroup, cut: PlannedCut) -> None:
         linear = linear_of(whole)
-        self.ranges = own_ranges(cut, linear.out_features, dist.get_rank(group), dist.get_world_size(group))
+        ranges = own_ranges(cut, linear.out_features, dist.get_rank(group), dist.get_world_size(group))
+        self._ranges, is_turned = ranges, linear is not whole
         super().__init__(linear, group)
-        self.is_transposed = linear is not whole
-        if not self.is_transposed:  # also of a weight that files hold in pieces
-            setattr(self, CUTS, dict.fromkeys(("weight", "bias"), ExpertsCut(0, self.ranges)))
+        setattr(self, CUTS, {"weight": Cut(1 if is_turned else 0, ranges), "bias": Cut(0, ranges)})
+        setattr(self, TURNED, is_turned)
 
     def _freeze_partition_sizes(self, total_size: int) -> None:
-        """Those of DeepSpeed have no use here."""
+        """The sizes of DeepSpeed's parts have no use here."""
 
     def _mark_uc_metadata(self) -> None:
         """Nor has what it notes for its checkpoints."""
 
     @torch.no_grad()
     def _tp_partition(self, parameters: Sequence[nn.Parameter | None]) -> None:
-        if self.is_transposed:
-            _transpose(parameters)
-        keep_ranges(self.ranges, parameters)
-
-
-class TransposedLinearAllreduce(LinearAllreduce):
-    """Of a layer that is stored transposed."""
-
-    is_transposed = False
-
-    def __init__(self, whole: nn.Module, group: dist.ProcessGroup, **where: Any) -> None:
-        super().__init__(linear_of(whole), group, **where)
-        self.is_transposed = True
-
-    @torch.no_grad()
-    def _tp_partition(self, parameters: Sequence[nn.Parameter | None]) -> None:
-        if self.is_transposed:
-            _transpose(parameters)
-        super()._tp_partition(parameters)
-
-
-def _transpose(parameters: Sequence[nn.Parameter | None]) -> None:
-    for parameter in parameters:
-        if parameter is not None and parameter.dim() == 2:
-            parameter.data = parameter.data.T
+        for parameter in parameters:
+            if parameter is not None:
+                parameter.data = torch.cat([parameter.data[own.start : own.stop] for own in self._ranges])
 
 
 def linear_of(whole: nn.Module) -> nn.Linear:
-    """One on the meta device in the place of a transposed layer."""
+    """A linear layer, or one on the meta device in the place of a transposed layer."""
     if isinstance(whole, nn.Linear):
         return whole
     assert isinstance(whole, Conv1D)
@@ -228,7 +209,7 @@ class NormOverRanks(nn.Module):
         (own,) = own_ranges(cut, len(weight), dist.get_rank(group), num_ranks)
         # Of heads that several ranks have each has all numbers.
         self.whole_width *= cut.num_repeats(num_ranks)
-        self._tp_partition = functools.partial(keep_ranges, (own,))
+        vars(self)[CUTS] = {"weight": Cut(0, (own,))}
         self.weight = nn.Parameter(weight.detach()[own.start : own.stop], requires_grad=False)
 
     def forward(self, inputs_TW: Tensor) -> Tensor:

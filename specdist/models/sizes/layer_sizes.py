@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from specdist.models.attention.expanding import Expansion
-from specdist.models.attention.latent import can_absorb, expansion_of_layer
+from specdist.models.attention.expansion import Expansion, can_absorb, expansion_of_layer
 from specdist.models.cache.float8 import SCALE_DTYPE
 from specdist.models.files.checkpoint import HYBRID, STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES, kv_heads_of
 
@@ -32,12 +31,12 @@ class LayerCache:
     expansion: Expansion | None = None
 
     def num_numbers(self, tp_size: int) -> int:
-        """That one rank keeps of a token, of at least one head."""
+        """Numbers that one rank keeps of a token, of at least one head."""
         own = max(1, self.num_heads // tp_size)
         return self.width if self.is_latent else own * (self.width + self.value_width)
 
     def cached_bytes(self, tp_size: int, number_bytes: int, is_float8: bool) -> int:
-        """That they take on one rank; ``number_bytes``: of a number that is not in 8 bits."""
+        """Bytes that they take on one rank; ``number_bytes``: of a number that is not in 8 bits."""
         numbers = self.num_numbers(tp_size)
         if not is_float8:
             return numbers * number_bytes
@@ -56,7 +55,8 @@ class LayerCache:
 
 
 def layers_of(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache, ...]:
-    """Of each of the model's layers; ``text``: its configuration. Those without attention keep nothing."""
+    """What each of the model's layers keeps; ``text``: its configuration. Those without attention keep
+    nothing."""
     latents = [layer for layer in model.modules() if can_absorb(layer)]
     if latents:
         rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim

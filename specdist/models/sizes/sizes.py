@@ -22,10 +22,9 @@ from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from specdist.config.groups import SELF, ExpertParallel
-from specdist.models.attention.latent import can_absorb
+from specdist.models.attention.expansion import can_absorb
 from specdist.models.draft_models.kinds import drafter_of
-from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
-from specdist.models.files.checkpoint import Checkpoint, build_model
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
@@ -133,15 +132,14 @@ class ModelSize:
         return plain * self.bytes_per_number + quantized + int(experts)
 
     def shared_bytes(self, tp_size: int) -> int:
-        """Of these, if it is a drafter, on one rank: what a target has there already, cut into so many
-        parts."""
+        """Bytes of a drafter's weights on one rank that a target, cut into so many parts, has there."""
         if not self.shares_vocabulary or (self.is_tied and tp_size > 1):
             return 0
         head = 0 if self.is_tied or tp_size > 1 else self.num_head
         return (self.num_embedding + head) * self.bytes_per_number
 
     def num_quantized_on(self, tp_size: int) -> float:
-        """Of one rank."""
+        """Quantised numbers on one rank."""
         return self.num_quantized / tp_size + self.num_whole_quantized
 
     def _parts_of_experts(self, tp_size: int) -> int:
@@ -169,7 +167,8 @@ class ModelSize:
         return 2 * computed
 
     def expert_width(self, experts: Experts, tp_size: int) -> int:
-        """Of what a rank computes within one of its experts. Room is there for the pairs of all ranks."""
+        """The width of what a rank computes within one of its experts. Room is there for the pairs of all
+        ranks."""
         return experts.width // self._parts_of_experts(tp_size)
 
     def why_no_whole_experts(self, tp_size: int) -> str | None:
@@ -182,10 +181,10 @@ class ModelSize:
     def with_experts_for(
         self, tp_size: int, num_tokens: float, how: ExpertParallel = "auto"
     ) -> ModelSize | None:
-        """With its experts as so many ranks share them; None where they cannot. ``auto``: whole where the
-        ranks do not divide their width, or where, in passes of so many tokens, the tiles that a part of
-        it leaves empty cost more than what the fullest rank has above the others, in experts to read and in
-        pairs to compute."""
+        """The model with its experts as so many ranks share them; None where they cannot. ``auto``: whole
+        where the ranks do not divide their width, or where, in passes of so many tokens, the tiles that a
+        part of it leaves empty cost more than what the fullest rank has above the others, in experts to read
+        and in pairs to compute."""
         if tp_size == 1 or not self.experts:
             return self
         parts, whole = (dataclasses.replace(self, has_whole_experts=is_whole) for is_whole in (False, True))
@@ -203,7 +202,7 @@ class ModelSize:
 
     def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
         """Bytes of weights that a pass of any size reads on one rank, but for experts. Without a ``product``
-        on the device a quantised layer is written in plain numbers, and read again."""
+        on the device a quantised layer is dequantised in memory, and read again."""
         cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
         quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
         if not has_product:
@@ -227,7 +226,7 @@ class ModelSize:
         return of_layers + self.num_state_numbers * self.bytes_per_number
 
     def windowed_bytes_per_token(self, tp_size: int, window: int) -> int:
-        """Of that, what layers take that have a window of at most so many tokens."""
+        """The part of these bytes that layers take with a window of at most so many tokens."""
         layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
         return sum(self._cached_bytes(layer, tp_size) for layer in layers)
 
@@ -258,7 +257,7 @@ class ModelSize:
 
 @functools.lru_cache(maxsize=8)
 def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
-    """Of the model that a checkpoint becomes; counted once."""
+    """The size of the model that a checkpoint becomes; counted once."""
     size = model_size(
         checkpoint.name,
         checkpoint.config,
@@ -353,7 +352,7 @@ def model_size(
 
 
 def _experts(model: nn.Module, hidden_size: int, quantization: Quantization | None) -> tuple[Experts, ...]:
-    """As transformers has them: a layer's are joined, in parameters of which the first dimension is theirs;
+    """Experts as transformers has them: a layer's are joined, in parameters whose first dimension is theirs;
     how many a token chooses is said by their router, beside them. Equal layers are counted together."""
     found: Counter[Experts] = Counter()
     for name, module in model.named_modules():

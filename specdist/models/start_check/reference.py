@@ -29,14 +29,13 @@ from transformers.masking_utils import eager_mask
 from specdist.models.families.computed import build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, without_towers
 from specdist.models.files.weight_files import StoredTensors, open_weights, stored_shapes
-from specdist.models.loading.quantized_experts import QuantizedExperts
-from specdist.models.loading.quantized_loading import QuantizedParts
+from specdist.models.loading.quantized_tensors import QuantizedTensors
 from specdist.models.loading.weight_names import WeightNames
 from specdist.models.passes.hidden import find_layers
 from specdist.models.quantized.input_rounding import rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.models.quantized.quantized_weights import LayerFormat
+from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, held
 from specdist.models.start_check.expert_sample import ExpertSample
 from specdist.utils.packages import STATES_ARGUMENT, cache_argument
 
@@ -148,12 +147,12 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     owner, leaf, _ = find_layers(model)
     (owner_name,) = {name for name, module in model.named_modules() if module is owner}
     stack = f"{owner_name}.{leaf}.".lstrip(".")
-    names = WeightNames(model)
+    whole_model = build_without_weights(checkpoint, torch.float32)
+    names = WeightNames(whole_model)
     lists = "|".join({leaf, *names.lists(stored_shapes(checkpoint.weight_files), stack)})
     in_layer = re.compile(rf"(^|\.)(?:{lists})\.(\d+)\.")
-    quantization = quantization_of(checkpoint)
-    whole_model = build_without_weights(checkpoint, torch.float32)
-    parts = None if quantization is None else QuantizedParts(whole_model, quantization)
+    shapes = stored_shapes(checkpoint.weight_files)
+    quantized = QuantizedTensors(whole_model, names, quantization_of(checkpoint), shapes)
     vocabulary = {
         f"{name}.{kind}"
         for name, module in model.named_modules()
@@ -162,8 +161,7 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     }
     found: dict[str, Tensor] = {}
     found_parts: dict[str, dict[str, Tensor]] = {}
-    experts = QuantizedExperts(names, quantization, stored_shapes(checkpoint.weight_files))
-    of_experts: dict[str, dict[str, Tensor]] = {}
+    of_layers: dict[str, Tensor | QuantizedWeight] = {}
 
     def renamed(name: str, taken: Iterable[str]) -> str | None:
         """As in the model of the sample's layers only; None for another layer. ``taken``: its names in the
@@ -178,27 +176,25 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
 
     of_each = set() if sample.experts is None else sample.experts.of_each(whole_model)
 
-    def read(file: StoredTensors, name: str, meant: str) -> tuple[Tensor, Sequence[int] | None]:
-        if sample.experts is None or names.renamed(meant)[0] not in of_each:
+    def read(file: StoredTensors, name: str, tensor: str) -> tuple[Tensor, Sequence[int] | None]:
+        if sample.experts is None or names.renamed(tensor)[0] not in of_each:
             return file.read(name), None
         return sample.experts.read(file, name)
 
     for path in checkpoint.weight_files:
         with open_weights(path) as file:
             takers = names.takers(file.names)
-            places = {} if parts is None else parts.of(file.names)
             for name in file.names:
                 new_name = renamed(name, takers[name])
                 if new_name is None or names.is_unread(name):
                     continue
-                if name in experts.places:
-                    meant, part = experts.places[name]
-                    of_experts.setdefault(meant, {})[part], _ = read(file, name, meant)
-                elif name in places:
-                    layer, part = places[name]
-                    whole = file.read(name)
-                    adapted = checkpoint.adapted(f"{layer}.weight", whole) if part == "weight" else whole
-                    found_parts.setdefault(layer, {})[part] = adapted
+                quantising = {each.removesuffix(".weight") for each in takers[name]} & quantized.layers.keys()
+                if name in quantized.parts:
+                    tensor, part = quantized.parts[name]
+                    found_parts.setdefault(tensor, {})[part], _ = read(file, name, tensor)
+                elif quantising:
+                    for layer in quantising:
+                        of_layers[layer] = checkpoint.adapted(f"{layer}.weight", file.read(name))
                 elif in_layer.search(name) is None and takers[name] & vocabulary:
                     found[new_name] = file.rows(name, sample.vocab_ids)
                     for taker in takers[name]:
@@ -207,20 +203,23 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                     found[new_name], rows = read(file, name, name)
                     for taker in takers[name]:
                         found[new_name] = checkpoint.adapted(taker, found[new_name], rows)
-    for meant, of_meant in of_experts.items():
-        new_name = renamed(meant, ())
+    for tensor, parts in found_parts.items():
+        if tensor.removesuffix(".weight") in quantized.layers:
+            of_layers[tensor.removesuffix(".weight")] = quantized.matrices(tensor, parts)[tensor]
+            continue
+        new_name = renamed(tensor, ())
         assert new_name is not None
-        found[new_name] = experts.numbers(meant, of_meant)
+        found[new_name] = quantized.numbers(tensor, parts)
     rounded = {}
-    for layer, of_layer in found_parts.items():
-        assert parts is not None
+    for layer, whole in of_layers.items():
         new_name = renamed(f"{layer}.weight", {f"{layer}.weight"})
         assert new_name is not None
-        found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
-        # The loaded model has some in plain numbers.
+        weight = held(quantized.layers[layer], whole)
+        found[new_name] = weight.dequantized(torch.float32)
+        # The loaded model has some dequantised.
         if isinstance(loaded := model.get_submodule(layer), QuantizedLinear):
-            static, sizes = of_layer.get("input_scale"), loaded.cut.sizes if loaded.cut else ()
-            rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], static, sizes)
+            sizes = loaded.cut.sizes if loaded.cut else ()
+            rounded[new_name.removesuffix(".weight")] = (weight.form, weight.input_scale, sizes)
 
     def is_kept(module: str, key: str, value: object) -> bool:
         if sample.experts is not None and sample.experts.number(key, value) is not value:

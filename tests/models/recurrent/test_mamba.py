@@ -14,7 +14,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.kinds import mixer_of
-from specdist.models.recurrent.states import Runs, padded_of
+from specdist.models.recurrent.runs import Runs, padded_of
 from tests.models.all_families import build
 from tests.models.recurrent.tokens import NUM_SEQUENCES, TOLERANCE, MambaTokens, difference
 

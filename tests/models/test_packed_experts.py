@@ -1,4 +1,4 @@
-"""Narrow experts give what the numbers give that they mean: in every format and layout, whole and cut, one
+"""Packed experts give what the numbers give that they mean: in every format and layout, whole and cut, one
 expert after the other (the kernel of all: `tests.kernels.test_experts`)."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from specdist.models.loading.conversions import Piece
-from specdist.models.loading.narrow_experts import narrow_experts_of
-from specdist.models.loading.narrow_placing import place_experts
+from specdist.models.loading.packed_experts import fill_quantized, packed_experts_of, place_experts
+from specdist.models.recurrent.cuts import cut_of
 from specdist.models.sharding.experts import cut_experts
 from tests.models.stored_experts import FORMATS, Stored, float8, generator
 from tests.models.test_experts import HIDDEN, NUM_CHOSEN, NUM_EXPERTS, NUM_TOKENS, WIDTH, experts_of
@@ -57,7 +57,7 @@ def pair_of(layout: str, kind: str) -> Pair:
     return Pair(plain, stored)
 
 
-def narrow_of(
+def packed_of(
     pair: Pair,
     rank: int,
     num_ranks: int,
@@ -66,7 +66,7 @@ def narrow_of(
     *,
     are_whole: bool = False,
 ) -> Any:
-    """What a rank has of the pair's experts, narrow; biases in plain numbers."""
+    """What a rank has of the pair's experts, packed; biases in plain numbers."""
     monkeypatch.setattr(dist, "get_rank", lambda _: rank)
     monkeypatch.setattr(dist, "get_world_size", lambda _: num_ranks)
     holder = nn.ModuleDict({"experts": copy.deepcopy(pair.plain).to("meta")})
@@ -79,15 +79,15 @@ def narrow_of(
     formats = {piece.source: each.weight.form for found in pair.stored.values() for piece, each in found}
     place_experts(holder, "it", formats, places, torch.float32)
     holder = holder.to_empty(device="cpu")
-    for name, experts in narrow_experts_of(holder):
+    for name, experts in packed_experts_of(holder):
         for piece, each in pair.stored[name.removeprefix("experts.")]:
-            experts.fill(piece.begin, each.weight)
+            fill_quantized(experts, piece, each.weight)
     module: Any = holder["experts"]
     for name, weight in module.named_parameters():
-        whole, cuts = pair.plain.get_parameter(name), getattr(module, "expert_cuts", {})
-        if name in cuts:
-            chosen = torch.tensor([place for own in cuts[name].ranges for place in own], dtype=torch.int64)
-            whole = whole.index_select(cuts[name].dim, chosen) if len(chosen) else torch.zeros_like(whole)
+        whole = pair.plain.get_parameter(name)
+        if (cut := cut_of(module, name)) is not None:
+            chosen = torch.tensor([place for own in cut.ranges for place in own], dtype=torch.int64)
+            whole = whole.index_select(cut.dim, chosen) if len(chosen) else torch.zeros_like(whole)
         weight.data = whole.data.to(dtype)
     return module
 
@@ -104,7 +104,7 @@ LAYOUTS = ["halves after each other", "turned, halves in turns, with biases", "t
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_narrow_experts_give_what_their_numbers_give(
+def test_packed_experts_give_what_their_numbers_give(
     layout: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, and as the sum of two and of three ranks, between whose parts blocks and groups are divided."""
@@ -113,17 +113,17 @@ def test_narrow_experts_give_what_their_numbers_give(
         arguments = tokens(dtype)
         expected = copy.deepcopy(pair.plain).to(dtype)(*arguments).float()
         for num_ranks in (1, 2, 3) if dtype == torch.float32 else (1,):
-            parts = [narrow_of(pair, rank, num_ranks, dtype, monkeypatch) for rank in range(num_ranks)]
+            parts = [packed_of(pair, rank, num_ranks, dtype, monkeypatch) for rank in range(num_ranks)]
             found = sum(part(*arguments).float() for part in parts)
             error = (found - expected).norm() / expected.norm()
             assert error < tolerance, (num_ranks, dtype, float(error))
 
 
-def test_what_cannot_stay_narrow_becomes_plain_and_says_why(
+def test_what_cannot_stay_packed_is_dequantised_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A cut between two numbers of a byte, experts of which some are stored in another way, and groups that
-    the kernel cannot tell apart by bits: nothing else notices if they stay narrow."""
+    the kernel cannot tell apart by bits: nothing else notices if they stay packed."""
     monkeypatch.setitem(FORMATS, "FP8, groups of 12", lambda *shape: float8(*shape, 1, 12))
     odd = pair_of("without a gate", "FP8, groups of 12")
     mixed, pair = pair_of("halves after each other", "FP8, channels"), pair_of("turned", "MXFP4")
@@ -133,16 +133,16 @@ def test_what_cannot_stay_narrow_becomes_plain_and_says_why(
         (mixed, 1, "not all of a layer are quantised in one way"),
         (odd, 1, "groups of 12 columns, which is not a power of two"),
     ):
-        assert not list(narrow_experts_of(narrow_of(each, 0, num_ranks, torch.float32, monkeypatch)))
-        assert f"become plain numbers ({words})" in caplog.messages[-1]
+        assert not list(packed_experts_of(packed_of(each, 0, num_ranks, torch.float32, monkeypatch)))
+        assert f"are dequantised ({words})" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("layout", ["halves after each other", "turned, halves in turns, with biases"])
-def test_ranks_may_have_whole_narrow_experts(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_may_have_whole_packed_experts(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three ranks one has two; pairs of a token and another rank's expert give nothing."""
     pair, arguments = pair_of(layout, "MXFP4"), tokens(torch.float32)
-    parts = [narrow_of(pair, rank, 3, torch.float32, monkeypatch, are_whole=True) for rank in range(3)]
-    assert [dict(narrow_experts_of(part))["down_proj"].num_experts for part in parts] == [1, 1, 2]
+    parts = [packed_of(pair, rank, 3, torch.float32, monkeypatch, are_whole=True) for rank in range(3)]
+    assert [dict(packed_experts_of(part))["down_proj"].num_experts for part in parts] == [1, 1, 2]
     expected = pair.plain(*arguments)
     found = sum(part(*arguments) for part in parts)
     assert (found - expected).norm() < TOLERANCES[torch.float32] * expected.norm()

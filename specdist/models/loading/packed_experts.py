@@ -1,0 +1,286 @@
+"""Packed experts: joined experts that stay quantised in memory, whole or one rank's part of each.
+
+The parameters of a module of experts are replaced by their quantised numbers with scales, and transformers'
+``ExpertsInterface`` finds the products here: tokens are sorted by expert, so that each expert that some are
+sent to meets its tokens once. One matrix at a time is dequantised, and kept nowhere. What cannot stay packed
+(a cut through a byte of two numbers, experts that are quantised in several ways, an order of their parts that
+is not known here) is dequantised while it is read, and the log says why.
+
+T tokens, E experts, S tokens sorted by expert, each as often as it has experts, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.integrations.moe import ExpertsInterface
+
+from specdist.models.loading.conversions import Piece
+from specdist.models.quantized.quantized_linear import TOLERANCES, TRIAL_TOKENS, QuantizedLinear
+from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight
+from specdist.models.recurrent.cuts import Cut, cut_of
+from specdist.models.sharding.experts import experts_of
+from specdist.utils.trial import Trial, check_difference, first_right
+
+EXPERTS_NAME = "specdist_packed"
+KERNEL = "a kernel of all experts"
+
+# By joined parameter: the quantised tensors that make it, with their places in it.
+Places = Mapping[str, Sequence[tuple[str, Piece]]]
+
+logger = logging.getLogger(__name__)
+
+
+class Groups:
+    """Tokens that are sorted by expert: ``ids_S`` from 0 to E - 1, or above for experts of other ranks;
+    ``dtype``: of the tokens."""
+
+    def __init__(self, ids_S: Tensor, num_experts: int, dtype: torch.dtype) -> None:
+        experts_E = torch.arange(num_experts, dtype=ids_S.dtype, device=ids_S.device)
+        # Those of expert e end there.
+        self.ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
+        self._num_tokens, self._dtype = len(ids_S), dtype
+
+    @cached_property
+    def blocks(self) -> tuple[Tensor, int]:
+        """The kernel's blocks of tokens, for all products of a layer."""
+        from specdist.kernels.experts import token_blocks
+
+        return token_blocks(self.ends_E, self._num_tokens, self._dtype)
+
+
+# Of sorted tokens [S, K]: [S, N], zeros for those of no expert here.
+Product = Callable[[Tensor, Groups], Tensor]
+
+
+class PackedExperts(nn.Module):
+    """Stands in the place of a joined parameter of E matrices [K] → [N], as buffers; on the meta device until
+    it is filled.
+
+    Args:
+        shape: of this rank's part, as the parameter has it.
+        cut: of the whole parameter; None if this rank has all of it.
+        is_transposed: the parameter is [E, K, N], and not [E, N, K].
+    """
+
+    def __init__(
+        self, form: LayerFormat, shape: Sequence[int], cut: Cut | None, *, is_transposed: bool
+    ) -> None:
+        super().__init__()
+        self.form, self.cut = form, cut
+        self.dims = (0, 2, 1) if is_transposed else (0, 1, 2)
+        self.num_experts, self.out_features, self.in_features = (shape[dim] for dim in self.dims)
+        width = self.in_features // 2 if form.is_halved else self.in_features
+        scales = (self.num_experts, *form.num_scales(self.out_features, self.in_features))
+        meta = torch.device("meta")
+        numbers = torch.empty(
+            self.num_experts, self.out_features, width, dtype=DTYPES[form.numbers], device=meta
+        )
+        self.register_buffer("numbers", numbers)
+        self.register_buffer("scales", torch.empty(scales, dtype=form.scale_dtype, device=meta))
+        zeros = torch.empty(scales, dtype=torch.int8, device=meta) if form.has_zeros else None
+        self.register_buffer("zeros", zeros)
+        self.product: Product = self.dequantized_product
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in self.buffers())
+
+    def matrix(self, index: int) -> QuantizedWeight:
+        """A view of one expert's matrix."""
+        numbers, scales, zeros = self.numbers, self.scales, self.zeros
+        assert isinstance(numbers, Tensor) and isinstance(scales, Tensor)
+        zeros_AB = zeros[index] if isinstance(zeros, Tensor) else None
+        return QuantizedWeight(self.form, self.in_features, numbers[index], scales[index], zeros_AB)
+
+    def held(self, whole: Tensor | QuantizedWeight) -> QuantizedWeight:
+        """Rows of one expert, with scales that the ranks' parts do not share."""
+        assert isinstance(whole, QuantizedWeight)
+        return whole.spread(self.form)
+
+    def dequantized_product(self, x_SK: Tensor, groups: Groups) -> Tensor:
+        """What every other product must equal, up to rounding: expert by expert."""
+        output_SN, begin = x_SK.new_zeros(len(x_SK), self.out_features), 0
+        for index, end in enumerate(groups.ends_E.tolist()):
+            if begin < end:
+                weight = self.matrix(index).dequantized(x_SK.dtype)
+                output_SN[begin:end] = F.linear(x_SK[begin:end], weight)
+            begin = end
+        return output_SN
+
+    def kernel_product(self, x_SK: Tensor, groups: Groups) -> Tensor:
+        """The product with all experts in one launch, without waiting for the device."""
+        from specdist.kernels.experts import grouped_packed_product
+
+        (blocks_3M, block_tokens), form = groups.blocks, self.form
+        output: Tensor = grouped_packed_product(
+            x_SK,
+            blocks_3M,
+            self.numbers,
+            self.scales,
+            self.zeros,
+            kind=form.numbers,
+            rows=form.rows,
+            columns=form.columns,
+            num_outputs=self.out_features,
+            block_tokens=block_tokens,
+        )
+        return output
+
+    def choose_product(self, dtype: torch.dtype) -> Trial[Product]:
+        """Take the kernel where a trial on this device, a GPU, finds it right."""
+        assert isinstance(self.numbers, Tensor)
+        device, generator = self.numbers.device, torch.Generator().manual_seed(self.in_features)
+        x_SK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
+        ids_S = torch.arange(TRIAL_TOKENS, device=device) * self.num_experts // TRIAL_TOKENS
+        groups = Groups(ids_S, self.num_experts, dtype)
+
+        def check(product: Product) -> None:
+            expected, found = self.dequantized_product(x_SK, groups), product(x_SK, groups)
+            difference = float((found - expected).float().norm() / expected.float().norm())
+            check_difference("its numbers differ", difference, TOLERANCES[dtype])
+
+        candidates: dict[str, Callable[[], Product]] = {}
+        if device.type == "cuda":
+            candidates = {KERNEL: lambda: self.kernel_product}
+        trial = first_right(candidates, check)
+        self.product = trial.found or self.dequantized_product
+        return trial
+
+
+def packed_experts_forward(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The forward for transformers' ``ExpertsInterface``: [T, H], with each token's experts [T, k] and their
+    weights."""
+    num_tokens, num_chosen = top_k_index.shape
+    ids_S, order_S = top_k_index.reshape(-1).sort()
+    groups = Groups(ids_S, self.num_experts, hidden_states.dtype)
+
+    def product(leaf: str, inputs: Tensor) -> Tensor:
+        output: Tensor = getattr(self, leaf).product(inputs, groups)
+        if self.has_bias:
+            # Numbers past the last one are of experts on other ranks.
+            output += getattr(self, f"{leaf}_bias")[ids_S.clamp(max=self.num_experts - 1)]
+        return output
+
+    outputs = product(up_name(self), hidden_states[order_S // num_chosen])
+    outputs = self._apply_gate(outputs) if self.has_gate else self.act_fn(outputs)
+    outputs = product("down_proj", outputs)
+    if self.has_post_expert_norm:
+        outputs = self.post_expert_norm(outputs)
+    weighted = outputs * top_k_weights.reshape(-1)[order_S][:, None]
+    in_order = torch.empty_like(weighted)
+    in_order[order_S] = weighted
+    return in_order.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+ExpertsInterface.register(EXPERTS_NAME, packed_experts_forward)
+
+
+def up_name(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def packed_experts_of(model: nn.Module) -> Iterator[tuple[str, PackedExperts]]:
+    """A model's packed experts, by the names of the parameters in whose place they are."""
+    for name, module in model.named_modules():
+        if isinstance(module, PackedExperts):
+            yield name, module
+
+
+@torch.no_grad()
+def fill_quantized(
+    target: QuantizedLinear | PackedExperts, piece: Piece, whole: Tensor | QuantizedWeight
+) -> None:
+    """Fill what this rank has of a matrix, whose place in the whole parameter is ``piece``."""
+    whole = target.held(whole)
+    for own in piece.on_rank(target.cut):
+        found = whole
+        for _, (dim, start, length) in own.steps[len(piece.steps) :]:  # narrowed to the rank's own
+            found = found.cut(target.dims[-2:].index(dim), start, start + length)
+        *expert, row, column = (own.begin[dim] for dim in target.dims)
+        matrix = target.weight if isinstance(target, QuantizedLinear) else target.matrix(*expert)
+        matrix.place(row, column, found)
+
+
+def place_experts(
+    model: nn.Module, name: str, formats: Mapping[str, LayerFormat], places: Places, dtype: torch.dtype
+) -> None:
+    """Put packed experts in the place of the parameters that are made of quantised tensors, on the meta
+    device, whole or cut, and log what stays packed and what does not.
+
+    Args:
+        name: of the checkpoint.
+        formats: by quantised tensor.
+        dtype: of dequantised weights.
+    """
+    kept: Counter[str] = Counter()
+    dequantized: Counter[str] = Counter()
+    for module_name, module in experts_of(model):
+        leaves = (up_name(module), "down_proj")
+        of_leaves = [places.get(f"{module_name}.{leaf}", ()) for leaf in leaves]
+        if not any(of_leaves):
+            continue
+        try:
+            packed = [
+                _packed(module, leaf, formats, found) for leaf, found in zip(leaves, of_leaves, strict=True)
+            ]
+        except ValueError as error:
+            dequantized[str(error)] += sum(module.get_parameter(leaf).numel() for leaf in leaves)
+            continue
+        for leaf, each in zip(leaves, packed, strict=True):
+            delattr(module, leaf)  # the parameter
+            setattr(module, leaf, each)
+            kept[str(each.form)] += each.num_bytes
+        owner: Any = module
+        owner.config = copy.copy(owner.config)  # other experts may be dequantised
+        owner.config._experts_implementation = EXPERTS_NAME
+    for form, num_bytes in kept.items():
+        logger.info("experts of %s stay as stored (%s): %.2f GiB here", name, form, num_bytes / 2**30)
+    for reason, count in dequantized.items():
+        logger.warning(
+            "quantised experts of %s are dequantised (%s): %.2f GiB here",
+            name,
+            reason,
+            count * dtype.itemsize / 2**30,
+        )
+
+
+def _packed(
+    module: Any, leaf: str, formats: Mapping[str, LayerFormat], places: Sequence[tuple[str, Piece]]
+) -> PackedExperts:
+    """The packed experts of one parameter. Raises ValueError for what cannot stay packed."""
+    parameter, cut = module.get_parameter(leaf), cut_of(module, leaf)
+    forms = {formats.get(source) for source, _ in places}
+    form = forms.pop() if len(forms) == 1 else None
+    if form is None:
+        raise ValueError("not all of a layer are quantised in one way")
+    rows, columns = (2, 1) if module.is_transposed else (1, 2)
+    for _, piece in places:
+        is_turned = sum(step == "transpose" for step, _ in piece.steps) % 2 == 1
+        if is_turned != module.is_transposed or any(step == "narrow" for step, _ in piece.steps):
+            raise ValueError("their parts lie in an order that is not known here")
+    joined = _border(rows, cut, places), _border(columns, cut, places)
+    if form.is_halved and joined[1] % 2:
+        raise ValueError(f"a rank has {joined[1]} columns, and two share a byte")
+    if form.columns is not None and form.columns & (form.columns - 1):
+        raise ValueError(f"groups of {form.columns} columns, which is not a power of two")
+    return PackedExperts(form.within(*joined), parameter.shape, cut, is_transposed=module.is_transposed)
+
+
+def _border(dim: int, cut: Cut | None, places: Sequence[tuple[str, Piece]]) -> int:
+    """Number along a dimension of the whole parameter between multiples of which all its parts lie."""
+    ends = {piece.shape[dim] for _, piece in places}  # which lie side by side
+    if cut is not None and cut.dim == dim:
+        ends |= {end for own in cut.ranges for end in (own.start, own.stop)}
+    return math.gcd(*ends)
