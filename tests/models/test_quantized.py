@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from tests.models.families import VOCAB_SIZE
 from tests.models.quantized_checkpoints import LAYOUTS
 from tests.models.quantized_formats import (
     KINDS,
-    RESULTS,
     ROUNDED_TOLERANCE,
     TOLERANCE,
-    markdown,
     saved,
     sharded_differences,
     whole_difference,
@@ -50,12 +47,3 @@ def test_a_quantised_model_is_the_same_on_two_ranks(tmp_path: Path, family: str)
     whole model whose inputs have the scales that they have on the ranks."""
     for layout, difference in sharded_differences(tmp_path, family).items():
         assert 0 <= difference < tolerance_of(layout), layout
-
-
-def test_the_readmes_table_has_every_format_within_its_tolerance() -> None:
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))["results"]
-    assert [one["layout"] for one in found][: len(LAYOUTS)] == [*LAYOUTS]
-    assert len(found) == len(LAYOUTS) + len(KINDS) == len(markdown().splitlines()) - 2
-    for one in found:
-        differences = [one["two_ranks"], *([] if one["transformers"] is None else [one["transformers"]])]
-        assert max(differences) < tolerance_of(one["layout"]), one
