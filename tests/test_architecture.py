@@ -14,7 +14,6 @@ import pytest
 
 from specdist.config.generate import GenerateConfig
 from specdist.policies.registry import POLICIES
-from tests.conftest import LONG
 from tests.lines import imported_names
 from tests.ranks import REPOSITORY
 
@@ -262,8 +261,3 @@ def test_a_policy_is_a_class_of_its_room_and_a_line_of_the_registry() -> None:
     }
     assert {policy.__name__ for policy in POLICIES.values()} == named
     assert set(get_args(get_type_hints(GenerateConfig)["policy"])) == {*POLICIES, "auto", "none"}
-
-
-def test_the_files_that_take_longest_exist() -> None:
-    """Of a file that was renamed the place in the order would be lost."""
-    assert [name for name in sorted(LONG) if not (REPOSITORY / "tests" / name).is_file()] == []
