@@ -188,7 +188,7 @@ class Assembly:
         )
 
     def serve_draft(self, runner: ModelRunner, policy: LengthPolicy, ahead: RoundShape | None = None) -> None:
-        """On a rank of its own: serve rank 0's requests until it closes. ``ahead``: see
+        """Serve rank 0's requests on a rank of its own, until it closes. ``ahead``: see
         :meth:`draft_worker`."""
         clock = Timeline("transfer", clock=clock_of(runner.device))
         serve_draft(self.draft_worker(runner, policy, clock, ahead=ahead), RANK_ZERO, clock=clock)

@@ -41,7 +41,7 @@ Requests = Iterator[Request | None]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Of every token of a completion: see :class:`specdist.sampling.logprobs.Logprobs`."""
+    """Log-probabilities of every token of a completion: see :class:`specdist.sampling.logprobs.Logprobs`."""
 
     raw: list[float]
     processed: list[float]
@@ -51,7 +51,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLogprobs:
-    """Of every token of a prompt, as far as the target's own distribution goes; None of the first."""
+    """Log-probabilities of every token of a prompt, as far as the target's own distribution goes; None of the
+    first."""
 
     raw: list[float | None]
     top_ids: list[list[int] | None]

@@ -54,7 +54,7 @@ class DraftFeatures:
 
     @staticmethod
     def unknown(*shape: int) -> DraftFeatures:
-        """None of them known."""
+        """Features of which none is known."""
         nothing = np.full(shape, np.nan)
         return DraftFeatures(nothing, nothing, nothing)
 

@@ -118,7 +118,7 @@ class Forecast:
 
     @property
     def of_all(self) -> float:
-        """Of any sequence's next token."""
+        """The acceptance of any sequence's next token."""
         num_accepted, num_verified = self._seen.tolist()
         expected: float = self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted
         return expected / (self._prior_tokens + num_verified)

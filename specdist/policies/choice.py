@@ -68,7 +68,7 @@ class PolicyChoice:
 
     @staticmethod
     def of(policy: str, **given: float) -> PolicyChoice:
-        """With defaults for the other options. Raises :class:`UserError` as the main job does."""
+        """The choice with defaults for the other options. Raises :class:`UserError` as the main job does."""
         for name, value in given.items():
             rule_of(name).check(name, value)
         return PolicyChoice(policy, resolve_policy_options(policy, given))
@@ -96,7 +96,7 @@ class PolicyChoice:
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The policy's name in tables."""
         if self.policy == TARGET_ONLY:
             return "target only"
         if self.policy == "fixed":

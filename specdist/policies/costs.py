@@ -23,7 +23,7 @@ Sizes = np.ndarray | int
 
 
 def _of_pass(ns: Any, sizes: Sizes) -> Any:
-    """At least a nanosecond, and nothing for size 0, which is not a pass."""
+    """The time of a pass: at least a nanosecond, and nothing for size 0, which is none."""
     return (max(1.0, ns) if isinstance(sizes, int) else np.maximum(1.0, ns)) * (sizes > 0)
 
 
@@ -66,7 +66,7 @@ class Curve:
 
     @cached_property
     def _table(self) -> np.ndarray:
-        """For every size from 0 to the largest measured one."""
+        """The times of every size from 0 to the largest measured one."""
         return self(np.arange(max(self.sizes) + 1))
 
 

@@ -50,8 +50,8 @@ class RoundWork(NamedTuple):
 
 
 def synchronous_round(acceptance: float, num_candidates: Any, *, later: float | None = None) -> RoundWork:
-    """With so many candidates, drafted before the pass. After a block that was accepted whole the draft runs
-    its last token too."""
+    """The work of a round with so many candidates, drafted before the pass. After a block that was accepted
+    whole the draft runs its last token too."""
     is_whole = acceptance * (acceptance if later is None else later) ** (num_candidates - 1)
     num_tokens = tokens_per_call(acceptance, num_candidates, later=later)
     return RoundWork(num_tokens, 1 + num_candidates, 1 + is_whole, 1, num_candidates - 1)
@@ -60,8 +60,8 @@ def synchronous_round(acceptance: float, num_candidates: Any, *, later: float | 
 def asynchronous_round(
     acceptance: float, num_candidates: Any, caught: Any, num_branches: Any, *, later: float | None = None
 ) -> RoundWork:
-    """With so many candidates where a sequence is ready, drafted during the pass before: the first step
-    drafts the possible next token, and the branches join in the others."""
+    """The work of a round with so many candidates where a sequence is ready, drafted during the pass before:
+    the first step drafts the possible next token, and the branches join in the others."""
     ready = ready_share(acceptance, num_candidates, caught, later=later)
     num_tokens = 1 + ready * (tokens_per_call(acceptance, num_candidates, later=later) - 1)
     return RoundWork(num_tokens, 1 + ready * num_candidates, 1, 1 + num_branches, num_candidates)

@@ -140,8 +140,8 @@ class RoundChooser:
         self._later = kept * self._later + (num_later_accepted, num_later_accepted + num_later_rejected)
 
     def observe_misses(self, num_branches: int, num_misses: int, num_caught: int) -> None:
-        """So many sequences with branches had another next token than what was drafted, and found so many of
-        these among their branches."""
+        """Observe how many sequences with branches had another next token than what was drafted, and how many
+        found it among their branches."""
         if not num_branches or not num_misses:
             return
         self._catching *= 0.5 ** (num_misses / MEMORY)
@@ -172,8 +172,8 @@ class RoundChooser:
             self._last = self.shapes[best]
 
     def shape(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
-        """Of the round that begins; ``is_pending``: tokens are drafted already that the target has still to
-        verify."""
+        """The shape of the round that begins; ``is_pending``: tokens are drafted already that the target has
+        still to verify."""
         if self._last is not LISTEN:
             return self._last
         if is_pending:
@@ -184,7 +184,7 @@ class RoundChooser:
         return RoundShape(num_rounds_alone=self._num_rounds_alone(num_rows, num_context_tokens))
 
     def shape_ahead(self, shape: RoundShape, *, is_pending: bool) -> RoundShape:
-        """Of the rest of a round that has begun with this shape, once the target has its reply."""
+        """The shape of the rest of a round that has begun with this one, once the target has its reply."""
         if shape.num_rounds_alone:
             return shape
         return ALONE if self._last is LISTEN and is_pending else self._last
@@ -221,8 +221,8 @@ class RoundChooser:
         message_ns = costs.message.look_up(num_rows)
 
         def mean_ns(sizes: np.ndarray, new: np.ndarray, round_ns: Callable[[np.ndarray], Any]) -> np.ndarray:
-            """Of rounds with passes of these sizes and so many new tokens per sequence; ``round_ns`` of a
-            pass's time. Prompts stand beside the sequences in a part of the passes."""
+            """The mean time of rounds with passes of these sizes and so many new tokens per sequence;
+            ``round_ns``: of a pass's time. Prompts stand beside the sequences in a part of the passes."""
             prompts_of_round = prompts * num_rows * new
             chunks = np.maximum(int(self._chunk_tokens), prompts_of_round)
             longer_ns = costs.target_ns(np.rint(sizes + chunks).astype(int), num_rows, context)
@@ -301,8 +301,8 @@ def drafting_gain(
 
 
 class Pauses:
-    """Of a draft in the target's process, whose policy has been asked: rounds without it after a decision
-    against drafting, twice as many after each further one, since to decide takes time, too."""
+    """The pauses of a draft in the target's process, whose policy has been asked: rounds without it after a
+    decision against drafting, twice as many after each further one, since to decide takes time, too."""
 
     def __init__(self) -> None:
         self._num_rounds = FEWEST_PAUSED

@@ -16,7 +16,7 @@ class Reference:
     venue: str | None = None
 
     def short(self) -> str:
-        """For tables."""
+        """A short form for tables."""
         names = self.authors.split(", ")
         return f"{names[0]} {self.year}" if len(names) == 1 else f"{names[0]} et al. {self.year}"
 

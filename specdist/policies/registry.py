@@ -60,7 +60,7 @@ def owners_of(option: str) -> dict[str, OptionInfo]:
 
 
 def option_help(option: str) -> str:
-    """For ``--help``: the option's meaning and default for every policy that has it."""
+    """The option's meaning and default for every policy that has it, for ``--help``."""
     groups: dict[tuple[str, str, float], list[str]] = {}
     for policy, info in owners_of(option).items():
         groups.setdefault((info.help, info.symbol, info.default), []).append(policy)

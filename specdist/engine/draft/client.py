@@ -36,7 +36,7 @@ class Channel(Protocol):
         ...
 
     def tell(self, request: ProposalRequest | None) -> None:
-        """Of rounds in which it was skipped; None: no round will follow."""
+        """Send what happened in rounds that skipped the draft; None: no round will follow."""
         ...
 
 

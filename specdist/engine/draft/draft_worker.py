@@ -69,7 +69,7 @@ class DraftWorker:
         masker: TokenMasker | None = None,
         lazy_pages: tuple[int, int] | None = None,
     ) -> None:
-        """With branches, the runner must have been allocated with slots for them.
+        """The runner, with branches, must have been allocated with slots for them.
 
         ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
         ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
@@ -227,7 +227,7 @@ class DraftWorker:
         return first
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
-        """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
+        """Run the pass's contexts after the reply, while the target runs it, then draft ahead. Learning waits
         until the device has that to do, unless a head reads the features of the last tokens."""
         self._ahead.branches.finish()
         if self._runner.head is not None:

@@ -26,7 +26,7 @@ from specdist.utils.ranges import places_from
 
 
 class LazyPrefill:
-    """By slot, the context of its sequence; by page, whether the draft has written it."""
+    """The context of each slot's sequence; and of each page whether the draft has written it."""
 
     def __init__(
         self,

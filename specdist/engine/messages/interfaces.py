@@ -75,7 +75,7 @@ class VerifyInput:
 
     @property
     def run_indices(self) -> np.ndarray:
-        """Of all tokens whose logits a pass computes, those of prompts last."""
+        """Indices of all tokens whose logits a pass computes, those of prompts last."""
         if not len(self.prompts.indices_P):
             return self.logits_indices_N
         return np.concatenate([self.logits_indices_N, self.prompts.indices_P])
@@ -96,11 +96,11 @@ class ScoresTokens(Protocol):
     """What knows the logits of a pass, until the next one. All ranks of the target may have to take part."""
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """Of tokens at these of the N positions: if log-probabilities are wanted."""
+        """Log-probabilities of tokens at these of the N positions: if log-probabilities are wanted."""
         ...
 
     def prompt_logprobs(self) -> Logprobs:
-        """Of the tokens of prompts that were asked for, at least one."""
+        """Log-probabilities of the tokens of prompts that were asked for, at least one."""
         ...
 
 

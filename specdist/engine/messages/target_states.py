@@ -24,7 +24,7 @@ from specdist.utils.ranges import arange_segments, places_from
 
 @dataclass(frozen=True)
 class TargetStates:
-    """Those of committed tokens.
+    """The target's states of committed tokens.
 
     Attributes:
         slots_M, begins_M, lengths_M: stretches of consecutive positions, at least one.
@@ -48,13 +48,13 @@ class TargetStates:
 
     @staticmethod
     def of_header(header: tuple[Any, ...], device: torch.device) -> TargetStates:
-        """With states to be received."""
+        """Make the message, with states to be received."""
         slots_M, begins_M, lengths_M, shape, dtype = header
         return TargetStates(slots_M, begins_M, lengths_M, torch.empty(shape, dtype=dtype, device=device))
 
 
 class LastStates:
-    """Those that the target's last pass has left, one request after the other."""
+    """The states that the target's last pass has left, one request after the other."""
 
     def __init__(self, reader: StateReader) -> None:
         self._reader = reader
@@ -83,7 +83,7 @@ class LastStates:
 def _committed(
     batch: FlatBatch, num_context: int, slots_R: np.ndarray, num_accepted_R: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each slot's tokens in the pass, whose last ``num_context`` are of contexts: the slot, the first
+    """What each slot has in the pass, whose last ``num_context`` tokens are of contexts: the slot, the first
     position, its index in the pass, and how many are committed; only of those that have any."""
     segments = Segments.of(batch)
     slots_M = batch.slots_T[segments.starts_S]

@@ -60,7 +60,7 @@ class NonFiniteGuard:
         self._has_seen_finite = True
 
     def filter(self, finished: list[Sequence], *, is_end: bool = False) -> list[Sequence]:
-        """Those of these sequences, and of those held back before, that may be recorded now: all of them at
+        """The sequences, of these and of those held back before, that may be recorded now: all of them at
         the end of all requests.
 
         Raises :class:`UserError` if ``NUM_SUSPECT_ROWS`` are held back.

@@ -44,7 +44,7 @@ NO_TOKENS = EmittedTokens([], [], *np.zeros((2, 0), np.int64))
 
 
 class _PromptScores:
-    """Of one prompt of L tokens, of which the first has no probability."""
+    """The scores of one prompt of L tokens, of which the first has no probability."""
 
     def __init__(self, num_tokens: int, num_top: int) -> None:
         self.raw_L = np.full(num_tokens, np.nan, np.float32)
@@ -65,7 +65,7 @@ class _PromptScores:
 
 
 class LogprobBook:
-    """Of all tokens that the running sequences have emitted, and of their prompts."""
+    """Log-probabilities of all tokens that the running sequences have emitted, and of their prompts."""
 
     def __init__(self, settings: SamplingSettings) -> None:
         self._notes_emitted = settings.num_logprobs is not None
@@ -97,8 +97,8 @@ class LogprobBook:
             self._of[order][position] = line
 
     def prompt_tokens(self, chunks: list[Chunk], first: int) -> PromptTokens:
-        """Those of a pass that are to be scored, of prompts that are not known; the chunks begin at index
-        ``first`` of its tokens."""
+        """The tokens of a pass that are to be scored, of prompts that are not known; the chunks begin at
+        index ``first`` of its tokens."""
         self._asked = []
         indices, token_ids = [], []
         for chunk in chunks if self._num_prompt_top is not None else ():
@@ -130,7 +130,7 @@ class LogprobBook:
             begin += size
 
     def completed(self, sequence: Sequence) -> Completion:
-        """With the log-probabilities of all its tokens, unless it has an error."""
+        """The completion with the log-probabilities of all its tokens, unless it has an error."""
         self.note_next(None, NO_TOKENS)
         completion, known = sequence.completion(), self._of.pop(sequence.order, {})
         prompt = self._prompts.pop(sequence.order, None)

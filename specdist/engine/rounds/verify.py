@@ -67,7 +67,7 @@ class Block:
 def blocks_of(
     reply: ProposalReply, sequences: list[Sequence], *, trusts_draft: bool = False
 ) -> Iterator[Block]:
-    """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
+    """The blocks of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
     candidate_ids, ends_R = reply.candidate_ids_C.tolist(), np.cumsum(reply.num_drafted_R)
     numbers = zip(ends_R.tolist(), reply.num_drafted_R.tolist(), strict=True)
     outcomes = reply.ahead.outcomes()
@@ -125,7 +125,7 @@ class NewBlocks:
         *,
         trusts_draft: bool,
     ) -> NewBlocks:
-        """Those of the sequences that go on after their next tokens."""
+        """The blocks of the sequences that continue after their next tokens."""
         next_ids_R, num_R = reply.next_token_ids_R, reply.num_drafted_R
         ids_C, draft_C = reply.candidate_ids_C, reply.draft_probabilities_C
         if any(ends):
@@ -236,7 +236,7 @@ class Verifier:
 
     @property
     def _next_index_of(self) -> dict[int, int]:
-        """By the sequences' order of admission."""
+        """Each sequence's index, by the order of admission."""
         return {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
 
     def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
@@ -303,8 +303,8 @@ class Verifier:
 
 
 def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: VerifyOutput) -> Verified:
-    """By the rejection rule; trusted candidates are kept whatever it says. What needs no result of the pass
-    is done before the first one is asked for, which waits."""
+    """Verify by the rejection rule; trusted candidates are kept whatever it says. What needs no result of the
+    pass is done before the first one is asked for, which waits."""
     num_skipped_R, index_C = blocks.num_skipped_R, verify_input.target_logits_indices_C
     if not len(index_C):
         return Verified(num_skipped_R)

@@ -20,7 +20,7 @@ NUM_CONTEXT_TOKENS = 4
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """Of one tokenizer.
+    """What makes text of one tokenizer's tokens.
 
     Attributes:
         decode: token ids to text; the second argument says whether special tokens are left out.

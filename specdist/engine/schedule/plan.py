@@ -49,14 +49,14 @@ class SchedulerSettings:
         return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // block))
 
     def most_candidates(self, num_rows: int) -> int:
-        """Of each of so many sequences, in one pass."""
+        """The most candidates of each of so many sequences, in one pass."""
         if not self.shares_room:
             return self.max_draft_tokens
         return max(0, min(self.max_draft_tokens, self.max_num_batched_tokens // (2 * num_rows) - 1))
 
     @property
     def most_block_tokens(self) -> int:
-        """Of all sequences' blocks in one pass."""
+        """The most tokens of all sequences' blocks in one pass."""
         most = self.max_num_batched_tokens // (2 if self.shares_room else 1)
         return max(self.num_slots, min(most, self.num_slots * (self.max_draft_tokens + 1)))
 
@@ -82,7 +82,8 @@ class SchedulerSettings:
         return max(2, self.num_slots // 8)
 
     def windowed_layers(self, window: int, page_size: int) -> WindowedLayers | None:
-        """Of the target, if pages of their own save any. A prefix that ends at a kept state has none."""
+        """The target's windowed layers, if pages of their own save any. A prefix that ends at a kept state
+        has none."""
         if self.target_keeps_states:
             return None
         num_pages = num_pool_pages(
@@ -144,7 +145,7 @@ class RoundPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of the chunks."""
+        """The number of tokens of the chunks."""
         return sum(chunk.end - chunk.begin for chunk in self.chunks)
 
 
@@ -162,7 +163,7 @@ class LastPass(NamedTuple):
 
     @staticmethod
     def of(sequences: list[Sequence]) -> LastPass:
-        """From what has been committed."""
+        """The last pass, from what has been committed."""
         forced = [DRAW if s.forced_next_token is None else s.forced_next_token for s in sequences]
         numbers = [
             (s.slot, s.num_accepted, s.num_redraft, next_token)
@@ -172,7 +173,8 @@ class LastPass(NamedTuple):
 
 
 def candidates_within(most: int, room: int) -> int:
-    """As the completion's room allows: there is also a next token before and after them."""
+    """The number of candidates that the completion's room allows: there is also a next token before and after
+    them."""
     return max(0, min(most, room - 2))
 
 

@@ -56,14 +56,14 @@ class Scheduler:
         return self._pages.num_available
 
     def updates_of_draft(self, updates: PageUpdates) -> PageUpdates:
-        """Those of pages that a draft's cache has, too; kept states are the target's."""
+        """The updates of pages that a draft's cache has, too; kept states are the target's."""
         if not (self._pages.has_windowed or self._pages.has_states):
             return updates
         return updates.where((updates.pages >= 0) & (updates.slots >= 0))
 
     @property
     def load(self) -> EngineLoad:
-        """Between rounds."""
+        """The load between rounds."""
         return EngineLoad(num_seqs=len(self.running), num_free_pages=self.num_free_pages)
 
     def plan(self, known: tuple[list[Sequence], list[int], PageUpdates] | None = None) -> RoundPlan:
@@ -154,7 +154,7 @@ class Scheduler:
 
     @property
     def most_candidates(self) -> int:
-        """Of a sequence in a pass, as many as run now."""
+        """The most candidates of a sequence in a pass, with as many sequences as run now."""
         return self.settings.most_candidates(max(1, len(self.running)))
 
     def _reach(self, sequence: Sequence, length: int, most: int) -> int:
@@ -292,8 +292,8 @@ class NextRound:
         blocks: Iterable[tuple[Sequence, list[int]]],
         plan: RoundPlan,
     ) -> NextRound | None:
-        """To be asked when all next tokens are committed; ``blocks``: sequences of the pass, with their
-        candidates. None if a context goes on after the pass, or if pages are few."""
+        """Foresee the next round when all next tokens are committed; ``blocks``: sequences of the pass, with
+        their candidates. None if a context goes on after the pass, or if pages are few."""
         running, new = list(scheduler.running), [chunk.sequence for chunk in plan.chunks]
         sequences, candidates = [each for each, _ in blocks], [ids for _, ids in blocks]
         if (

@@ -69,8 +69,8 @@ class FullDistributions:
 
     @cached_property
     def _token_ids_N(self) -> np.ndarray | None:
-        """Of one-hot distributions. One copy brings all that a round needs of them: what follows waits for
-        nothing."""
+        """The token ids of one-hot distributions. One copy brings all that a round needs of them: what
+        follows waits for nothing."""
         given = self.distributions_N
         return given.token_ids_N.cpu().numpy() if isinstance(given, OneHot) else None
 
@@ -82,8 +82,8 @@ class FullDistributions:
         filters: RowFilters | None = None,
         scores: ScoresTokens | None = None,
     ) -> FullDistributions:
-        """From logits over the whole vocabulary; with ``filters``, processed ones. ``scores``: where
-        log-probabilities are wanted."""
+        """Distributions from logits over the whole vocabulary; with ``filters``, processed ones. ``scores``:
+        where log-probabilities are wanted."""
         keys_N = torch.from_numpy(verify_input.stream_keys_N)
         positions_N = torch.from_numpy(verify_input.positions_N)
         return FullDistributions(

@@ -73,7 +73,7 @@ class LogitsPipeline:
         return QueryPositions(self._table, slots_N, lines_N, positions_N)
 
     def asked_of(self, verify_input: VerifyInput) -> QueryPositions:
-        """Of the target's pass, whose sequences and tokens are noted."""
+        """The query positions of the target's pass, whose sequences and tokens are noted."""
         self.open(verify_input.opened)
         batch = verify_input.batch
         self._table.token_ids[batch.slots_T, batch.positions_T] = np.asarray(batch.token_ids_T)
@@ -81,12 +81,12 @@ class LogitsPipeline:
         return self.asked(slots_N, slots_N, verify_input.positions_N)
 
     def process_drafted(self, logits_AV: Tensor, places: tuple[np.ndarray, np.ndarray]) -> Processed:
-        """Of the draft's step, at these draft slots and positions."""
+        """Process the logits of the draft's step, at these draft slots and positions."""
         asked = self.asked(self._slot_of[places[0]], *places)
         return self.process(logits_AV[:, : self._vocab_size], asked, self.masks(asked))
 
     def masks_of_lines(self, lines_A: np.ndarray, positions_A: np.ndarray) -> np.ndarray | None:
-        """As :meth:`masks`, of one position of each of these draft slots."""
+        """Masks, as :meth:`masks` gives them, of one position of each of these draft slots."""
         return self.masks(self.asked(self._slot_of[lines_A], lines_A, positions_A))
 
     def forced(self, lines_A: np.ndarray, positions_A: np.ndarray, most_A: np.ndarray) -> list[list[int]]:

@@ -137,7 +137,8 @@ class VocabParallelVerifier:
         )
 
     def _processed(self, pipeline: LogitsPipeline, logits_Nv: Tensor, verify_input: VerifyInput) -> Tensor:
-        """Before temperature and filters, whose numbers are noted. Rank 0 sends its masks to all."""
+        """The logits before temperature and filters, whose numbers are noted. Rank 0 sends its masks to
+        all."""
         asked = pipeline.asked_of(verify_input)
         if not len(logits_Nv):
             return logits_Nv
@@ -152,7 +153,8 @@ class VocabParallelVerifier:
         return processed.scores_Nv
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """On rank 0, of tokens at these of the N positions; the others run :meth:`serve_scores`."""
+        """Log-probabilities, on rank 0, of tokens at these of the N positions; the others run
+        :meth:`serve_scores`."""
         self.tell([index_M, token_ids_M])
         places_M, ids_M = upload(self._raw_Nv.device, index_M, token_ids_M)
         processed_M: Tensor | None = None
@@ -166,14 +168,14 @@ class VocabParallelVerifier:
         return merged_logprobs(packed_SMC, self._settings.num_logprobs or 0, processed_M)
 
     def prompt_logprobs(self) -> Logprobs:
-        """On rank 0, as :meth:`logprobs`."""
+        """Log-probabilities of prompts, on rank 0, as :meth:`logprobs`."""
         self.tell([PROMPTS])
         packed_SPC = self.collectives.gather(self._prompt_scores())
         assert packed_SPC is not None
         return merged_logprobs(packed_SPC, self._settings.num_prompt_logprobs or 0)
 
     def serve_scores(self, asked: list[np.ndarray]) -> None:
-        """On the other ranks: of emitted tokens, or of the prompts'."""
+        """Serve, on the other ranks, the scores of emitted tokens, or of the prompts'."""
         if len(asked) == 1:
             self.collectives.gather(self._prompt_scores())
         else:
@@ -189,7 +191,7 @@ class VocabParallelVerifier:
         return partial_scores(raw_Mv, scored_Mv, self._ids, ids_M, self._settings.num_logprobs or 0)
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        """On rank 0: the distributions at these of the N positions, while the others run
+        """The distributions, on rank 0, at these of the N positions, while the others run
         :meth:`serve_next_distributions`.
 
         They are made from the whole logits, so that they equal those of an unsharded model bit by bit.
@@ -205,7 +207,8 @@ class VocabParallelVerifier:
         return distributions_from_logits(logits_WV, self._settings, filters)
 
     def serve_next_distributions(self) -> None:
-        """On the other ranks: send rank 0 the logits that next tokens are sampled from, if it lacks them."""
+        """Send rank 0, from the other ranks, the logits that next tokens are sampled from, if it lacks
+        them."""
         logits_Nv = self._logits_Nv
         if not len(logits_Nv) or not self._fetches_distributions:
             return
@@ -233,7 +236,7 @@ class VocabParallelVerifier:
         ).packed()
 
     def _scores(self, logits_Nv: Tensor) -> Tensor:
-        """After temperature, top-k and, without top-p, min-p."""
+        """The scores after temperature, top-k and, without top-p, min-p."""
         if self._filters is not None:
             return self._filtered(logits_Nv, self._filters)
         scores_Nv = tempered(logits_Nv, self._settings.temperature)
@@ -245,7 +248,8 @@ class VocabParallelVerifier:
         return scores_Nv
 
     def _filtered(self, logits_Nv: Tensor, filters: RowFilters) -> Tensor:
-        """With numbers of each position's own; of a greedy one, only the likeliest token is left."""
+        """Scores filtered by each position's own numbers; of a greedy one, only the likeliest token is
+        left."""
         scores_Nv = filters.tempered(logits_Nv)
         if filters.most_top_k or filters.has_min_p:
             num_largest = max(1, filters.most_top_k)

@@ -64,7 +64,7 @@ class PassCounts:
         self._num_drafted += int(num_drafted_R.sum())
 
     def count_forced(self, num_tokens: int) -> None:
-        """So many of the drafted tokens needed no pass."""
+        """Count drafted tokens that needed no pass."""
         self._num_forced += num_tokens
 
     def take(self) -> tuple[np.ndarray, DraftSteps]:
@@ -144,7 +144,7 @@ class AheadReport:
     @staticmethod
     @functools.cache
     def nothing(num_seqs: int) -> AheadReport:
-        """Of a draft that did not work ahead; nobody writes to it."""
+        """The report of a draft that did not work ahead; nobody writes to it."""
         none_R = np.zeros(num_seqs, np.int64)
         return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R)
 

@@ -78,23 +78,23 @@ class HeldModel:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page, without windowed layers that have others."""
+        """Bytes of a page, without windowed layers that have others."""
         return PAGE_SIZE * (self.size.cache_bytes_per_token(self.tp_size) - self._windowed_token_bytes)
 
     @property
     def slot_bytes(self) -> int:
-        """Of a sequence's, or a branch's, states of recurrent layers."""
+        """Bytes of a sequence's, or a branch's, states of recurrent layers."""
         return self.size.state_bytes(self.tp_size, self.limits.rollback)
 
     @property
     def state_bytes(self) -> int:
-        """Of all sequences and branches, and those that are kept for prefixes."""
+        """Bytes of all states: of sequences and branches, and those that are kept for prefixes."""
         return (self.limits.num_seqs + self.limits.num_prefix_states) * self.slot_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """Of what does not follow the page table: pages of windowed layers, states, and the pages that the
-        sequences' blocks have for themselves."""
+        """Bytes of what does not follow the page table: pages of windowed layers, states, and the pages that
+        the sequences' blocks have for themselves."""
         num_windowed = 0 if self.windowed is None else self.windowed.num_pages
         num_own = self.limits.num_seqs * -(-self.size.num_block_tokens // PAGE_SIZE)
         windowed_bytes = num_windowed * PAGE_SIZE * self._windowed_token_bytes
@@ -108,7 +108,7 @@ class HeldModel:
 
     @property
     def copied_page_bytes(self) -> int:
-        """Of one layer, which a pass without an attention kernel may copy."""
+        """Bytes of one layer's page, which a pass without an attention kernel may copy."""
         return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
 
 
@@ -138,8 +138,8 @@ class CacheRoom:
 
     @property
     def graph_bytes(self) -> int:
-        """Of a GPU's memory, what recorded passes may take beside tensors: what is reserved for that, or more
-        where the cache leaves it."""
+        """Bytes of a GPU's memory that recorded passes may take beside tensors: what is reserved for that, or
+        more where the cache leaves it."""
         if self.memory is None or self.needs is None:
             return 0
         left = self.memory.free_bytes - self.cache_bytes - (self.needs.total - self.needs.graph_nodes)
@@ -384,7 +384,7 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
 
 
 def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
-    """With the windows that the runner found."""
+    """The checkpoint's size, with the windows that the runner found."""
     size = size_of(checkpoint, runner.dtype.itemsize)
     layers = enumerate(size.layers)
     own = tuple(dataclasses.replace(layer, window=runner.windows.get(index)) for index, layer in layers)
@@ -392,7 +392,7 @@ def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
 
 
 def _num_communicators(topology: Topology) -> int:
-    """That of the target's ranks, and that of rank 0 with the draft's."""
+    """The communicators: that of the target's ranks, and that of rank 0 with the draft's."""
     of_target = topology.tp_size > 1 and topology.holds_target
     of_draft = topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank)
     return int(of_target) + int(of_draft)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Corrections:
-    """On rank 0; ``ratios`` compares real rounds with the costs in use."""
+    """Corrections of the costs, on rank 0; ``ratios`` compares real rounds with the costs in use."""
 
     def __init__(self, run: RunPlan, costs: CostModel, *, at_any_time: bool) -> None:
         """``at_any_time``: neither tokens nor block lengths have to be repeated by a restart."""

@@ -190,7 +190,8 @@ def measure_target(
     workload: Workload,
     budget: Budget,
 ) -> ModelTimes | None:
-    """On all ranks of the target at the same time; None on all but rank 0, which decides what is timed."""
+    """Measure the target on all its ranks at the same time; None on all but rank 0, which decides what is
+    timed."""
     work = target_work(assembly.settings, assembly.vocab_size)
     timer = PassTimer(target, work, group, workload.text_ids)
     if group is not None and dist.get_rank(group):
@@ -266,7 +267,7 @@ def measure_draft(
     uses_features: bool,
     budget: Budget,
 ) -> ModelTimes:
-    """On the draft's rank."""
+    """Measure the draft, on its rank."""
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
@@ -294,8 +295,8 @@ def measure_draft(
 
 
 def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
-    """Of a drafter whose blocks are one pass, in a round's first step: what that takes more than a step that
-    only draws is beyond the steps, whatever their number. Steps read no context."""
+    """The times of a drafter whose blocks are one pass, in a round's first step: what that takes more than a
+    step that only draws is beyond the steps, whatever their number. Steps read no context."""
     sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
     beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
     beyond_steps = Curve(sizes, beyond.tolist())

@@ -58,7 +58,7 @@ class Budget:
         return max(0.0, self.total_ns - self.spent_ns)
 
     def raise_to(self, total_ns: float) -> None:
-        """At least so much from now on."""
+        """Raise the total to at least this."""
         self.total_ns = max(self.total_ns, total_ns)
 
     @property
@@ -114,7 +114,7 @@ class PassTimer:
         self._tell(NO_SHAPE)
 
     def follow(self) -> None:
-        """On the other ranks of a sharded model: run the same passes."""
+        """Run the same passes on the other ranks of a sharded model."""
         assert self._collectives is not None
         zeros = torch.zeros(len(NO_SHAPE), dtype=torch.int64)
         while (shape := tuple(self._collectives.from_rank0(zeros).tolist())) != NO_SHAPE:
@@ -253,7 +253,8 @@ class PassTimes:
             self._undisturbed[size] = min(ns, self._undisturbed.get(size, ns))
 
     def _expected_ns(self, size: int) -> float:
-        """Of a size that was not timed: not more than a larger one takes, nor in proportion to a smaller."""
+        """The time of a size that was not timed: not more than a larger one takes, nor in proportion to a
+        smaller."""
         larger = [self.ns(known) for known in self._found if known >= size]
         smaller = max((known for known in self._found if known < size), default=size)
         return min(larger) if larger else self.ns(smaller) * size / smaller

@@ -125,8 +125,8 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
 
 
 def unquantized_experts(model: ModelSize | None) -> str | None:
-    """That the option which has a model's layers quantised leaves its experts as they are, and what these
-    take; None where there is nothing to say."""
+    """A note that the option for quantised layers leaves a model's experts as they are, and what these take;
+    None where there is nothing to say."""
     if model is None or model.quantized_by is None or not model.experts:
         return None
     whole, others = model.weight_bytes(1), dataclasses.replace(model, experts=()).weight_bytes(1)
@@ -156,8 +156,8 @@ def gives_whole_experts(config: GenerateConfig, target: Checkpoint) -> bool:
 def with_model_defaults(
     config: GenerateConfig, target: Checkpoint, given: Collection[str] = ()
 ) -> GenerateConfig:
-    """With ``--generation_config model``, the options with the target's own settings as defaults of those
-    that were not ``given``. Raises :class:`UserError`."""
+    """The options; with ``--generation_config model`` the target's own settings are defaults of those that
+    were not ``given``. Raises :class:`UserError`."""
     if config.generation_config == "none":
         return config
     defaults = {name: value for name, value in default_options(target).items() if name not in given}

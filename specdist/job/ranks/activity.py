@@ -92,7 +92,7 @@ class PhaseLog:
         self._is_closed = threading.Event()
 
     def watch(self) -> PhaseLog:
-        """In a thread of its own, until :meth:`close`."""
+        """Watch in a thread of its own, until :meth:`close`."""
         threading.Thread(target=self._run, name="phases", daemon=True).start()
         return self
 

@@ -85,8 +85,8 @@ class RankStore:
         return Failure(**json.loads(first)) if first else failure
 
     def _ask(self, use: Callable[[dist.Store], Answer]) -> Answer | None:
-        """None if the store does not answer. After a broken connection it is not asked again: torch prints a
-        page for every attempt."""
+        """The store's answer; None if it gives none. After a broken connection it is not asked again: torch
+        prints a page for every attempt."""
         if self._is_gone:
             return None
         try:

@@ -78,7 +78,7 @@ class StopRequest:
         return self._defers_signals
 
     def defer_signals(self) -> None:
-        """From now on there are rows to save."""
+        """Wait with signals from now on, since there are rows to save."""
         self._defers_signals = True
 
     def close(self) -> None:

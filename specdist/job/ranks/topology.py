@@ -80,7 +80,7 @@ class Topology:
 
     @property
     def role(self) -> str:
-        """For log lines."""
+        """The rank's role, for log lines."""
         return self.role_of(self.rank)
 
     def role_of(self, rank: int) -> str:
@@ -99,7 +99,8 @@ def rank_from_environment() -> int:
 
 
 def topology_from_environment(config: GenerateConfig) -> Topology:
-    """From the launcher's variables. Raises :class:`UserError` for a number of ranks that does not fit."""
+    """The topology by the launcher's variables. Raises :class:`UserError` for a number of ranks that does not
+    fit."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     config.check_world(world_size)
     if config.tp_size > 1:

@@ -162,11 +162,11 @@ class Watchdog:
         return self._missing_peers(now) or self._silent_peer(now) or self._stall(now)
 
     def _set_timer(self) -> None:
-        """For the case that a library holds the interpreter's lock, so that no thread runs."""
+        """Set a timer for the case that a library holds the interpreter's lock, so that no thread runs."""
         self._stacks.expect_a_call(min(self._timeout_s, LONGEST_TIMEOUT_S) + HELD_MARGIN_S)
 
     def _forgive_a_pause(self, now: float) -> None:
-        """After a pause of all processes, as of a suspended job, do not count that time against any rank."""
+        """Do not count a pause of all processes, as of a suspended job, against any rank."""
         pause_s = now - self._looked_at - POLL_S
         self._looked_at = now
         if pause_s > PAUSE_S:

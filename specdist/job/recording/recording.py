@@ -79,7 +79,7 @@ class Recorder:
         return self._work.lease()
 
     def tick(self) -> None:
-        """To be called between rounds."""
+        """Do what is due between rounds."""
         self._work.tick()
 
     def requests(self) -> Iterator[Request | None]:

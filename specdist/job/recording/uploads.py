@@ -96,7 +96,7 @@ class ShardWriter:
         stats: dict[str, Any] = {}
 
         def publish() -> bool:
-            """In a thread of its own, which has the shard to itself."""
+            """Publish in a thread of its own, which has the shard to itself."""
             table = shard_table(
                 inputs, results, first_row=first, num_samples=num_samples, is_exact=self._is_exact,
                 options=self._column_options,

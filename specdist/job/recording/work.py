@@ -63,7 +63,7 @@ class Work:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A name for people."""
         shard, sub_shard = self.leased.shard, self.leased.sub_shard
         return f"shard {shard}" if sub_shard is None else f"sub-shard {sub_shard} of shard {shard}"
 
@@ -172,7 +172,7 @@ class WorkQueue:
         return self._clock() >= self._look_at
 
     def tick(self) -> None:
-        """To be called between rounds: looks at the leases if no completion has given reason to for long."""
+        """Do what is due between rounds: look at the leases if no completion has given reason to for long."""
         if self._clock() >= max(self._look_at, self._looked_at + MAX_LOOK_INTERVAL_S) and self._has_pending:
             self.look()
 

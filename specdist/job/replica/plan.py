@@ -98,8 +98,8 @@ class ReplicaPlan:
 
     @property
     def limits(self) -> BatchLimits:
-        """With the branches in this rank's cache, and the most tokens of each. For a draft that works ahead
-        it is the most that the costs, which are not measured yet, may ask for."""
+        """The batch's limits, with the branches in this rank's cache, and the most tokens of each. For a
+        draft that works ahead it is the most that the costs, which are not measured yet, may ask for."""
         num_branches, max_tokens = 0, 0
         if self.topology.holds_draft and self.models.draft is not None:
             num_branches, max_tokens = self.num_spare_branches, 1
@@ -172,8 +172,8 @@ class ReplicaPlan:
         rounds: Rounds | None = None,
         stop_rules: StopRules | None = None,
     ) -> Assembly:
-        """Of this rank's models. ``stop_rules``: by default the target's stop tokens. Without ``rounds`` it
-        only allocates and measures."""
+        """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens. Without
+        ``rounds`` it only allocates and measures."""
         config, models = self.config, self.models
         return Assembly(
             settings=self.settings,

@@ -90,10 +90,10 @@ def _agree_on_pages(
 
 
 def _with_room(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
-    """With the most sequences, halved from all that may run, for which the cache has room beside what their
-    passes need: for half of a typical context of each, which is known from prompts and the most tokens of
-    completions. The same on all ranks. Sequences get pages as they grow, so that more of them run while they
-    are short; if the pages run out, the youngest waits."""
+    """The plan with the most sequences, halved from all that may run, for which the cache has room beside
+    what their passes need: for half of a typical context of each, which is known from prompts and the most
+    tokens of completions. The same on all ranks. Sequences get pages as they grow, so that more of them run
+    while they are short; if the pages run out, the youngest waits."""
     least_seqs = min(HOST_SEQS, plan.scheduling.max_num_seqs)
     num_seqs = plan.scheduling.max_num_seqs
     while True:
@@ -106,8 +106,9 @@ def _with_room(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
 
 
 def _with_windows(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
-    """With fewer sequences, halved, if more of them run: windowed layers have pages for all that may run at a
-    time, and where memory is tight these leave too few to the others. Counted as in :func:`_with_room`."""
+    """The plan with fewer sequences, halved, if more of them run: windowed layers have pages for all that may
+    run at a time, and where memory is tight these leave too few to the others. Counted as in
+    :func:`_with_room`."""
     context = plan.workload.num_context_tokens or plan.scheduling.max_seq_len
     best, most, tried = plan, 0, plan
     while True:
@@ -133,8 +134,8 @@ def _with_windows(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
 def _layouts(
     plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool
 ) -> tuple[tuple[CacheRoom, CacheRoom], tuple[CacheRoom, CacheRoom]]:
-    """With the pages of all layers, and with pages of their own for windowed layers; without such layers both
-    are the same. On this rank, and on the rank with the least."""
+    """The layouts with the pages of all layers, and with pages of their own for windowed layers; without such
+    layers both are the same. On this rank, and on the rank with the least."""
     windowed = None
     if loaded.target is not None and plan.may_give_back:
         window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
@@ -233,8 +234,9 @@ class Replica:
             self._rounds = self._plan.rounds(None)
 
     def use_costs(self, costs: CostModel | None = None, agree: Agree | None = None) -> CostModel:
-        """Between two engines, on all ranks at the same time: decide by rank 0's ``costs`` from now on; where
-        it gives None, by new measurements, which are given to ``agree``, as in :func:`build_replica`."""
+        """Decide, between two engines and on all ranks at the same time, by rank 0's ``costs`` from now on;
+        where it gives None, by new measurements, which are given to ``agree``, as in
+        :func:`build_replica`."""
         topology = self._plan.topology
         found: CostModel | None = broadcast_from_rank0(topology, costs)
         if found is None:
@@ -280,7 +282,7 @@ class Replica:
 
     @property
     def num_pages(self) -> int:
-        """Of the page table that both models' caches follow."""
+        """The number of pages of the table that both models' caches follow."""
         return self._room.num_pages
 
     @property
@@ -302,7 +304,7 @@ class Replica:
 
     @property
     def loading_check(self) -> LoadingCheck:
-        """On rank 0: the result of comparing the loaded target with its files."""
+        """The result, on rank 0, of comparing the loaded target with its files."""
         assert self._loaded.check is not None
         return self._loaded.check
 

@@ -64,7 +64,7 @@ def write_results(folder: RunFolder, output: Path, *, overwrite: bool = False) -
 
 @dataclass(frozen=True)
 class _Token:
-    """In the place of a text's token: that token, or another."""
+    """A token, or another in its place."""
 
     text: str
     is_special: bool
@@ -89,12 +89,12 @@ class _Place:
 
     @property
     def num_characters(self) -> int:
-        """In the completion, which shows no special tokens."""
+        """The token's characters in the completion, which shows no special tokens."""
         return 0 if self.token.is_special else len(self.token.text)
 
 
 class _Results:
-    """Of one run."""
+    """The results of one run."""
 
     def __init__(self, folder: RunFolder) -> None:
         manifest = folder.manifest
@@ -173,8 +173,8 @@ class _Results:
     def _logprobs(
         self, row: Mapping[str, Any], num_top: int, *, is_chat: bool, is_echo: bool
     ) -> dict[str, Any]:
-        """Of all tokens but those of the end, and of the likeliest that the request asks for; of an echo, of
-        the prompt's first."""
+        """Log-probabilities of all tokens but those of the end, and of the likeliest that the request asks
+        for; with an echo the prompt's come first."""
         places = self._of_completion(row, num_top)
         if is_chat:
             return {
@@ -224,7 +224,8 @@ class _Results:
         return self._places(texts, ids, row["prompt_logprobs"], top_ids, top, num_top)
 
     def _prompt_logprobs(self, row: Mapping[str, Any], num_top: int) -> dict[str, Any]:
-        """As vLLM writes them: of every token but the first, its own and the likeliest, by token id."""
+        """Log-probabilities of a prompt as vLLM writes them: of every token but the first, its own and the
+        likeliest, by token id."""
         found: list[dict[str, Any] | None] = []
         for place, token_id, top_ids in zip(
             self._of_prompt(row, num_top), row["prompt_ids"], row["top_prompt_logprob_ids"], strict=True

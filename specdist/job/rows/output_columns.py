@@ -47,7 +47,7 @@ def check_writable(prompts: Prompts) -> None:
 
 
 def _check_type(prompts: Prompts, field: pa.Field) -> None:
-    """By what becomes of the column's first value."""
+    """Check what becomes of the column's first value."""
     results = [RowResult(row_id=row, sample_index=sample, prompt=None, finish_reason="error")
                for row in range(2) for sample in range(2)]  # fmt: skip
     try:
@@ -72,7 +72,7 @@ class ThinkingColumns:
         self._markers, self._detokenizer, self._stop = markers, detokenizer, stop
 
     def of(self, completion: Completion) -> dict[str, Any]:
-        """By column. Newlines around each part are left out."""
+        """The parts by column. Newlines around each are left out."""
         request = completion.request
         thinking_ids, answer_ids = self._markers.split(request.prompt_ids, completion.token_ids)
         stop = self._stop if request.stop is None else request.stop

@@ -49,7 +49,7 @@ class RowOptionReader:
             self.num_samples = own_samples
 
     def shards(self, rows_per_shard: int | None) -> ShardPlan:
-        """With the numbers of completions."""
+        """The shards, with the numbers of completions."""
         shards = ShardPlan.of(self._prompts.num_rows, rows_per_shard, self._num_samples)
         if self.num_samples is None:
             return shards
@@ -73,7 +73,7 @@ class RowOptionReader:
             )
 
     def of(self, row: int) -> dict[str, Any]:
-        """Of a row, as the arguments of a :class:`specdist.engine.request.Request`."""
+        """The options of a row, as the arguments of a :class:`specdist.engine.request.Request`."""
         if not self._columns:
             return {}
         own = self._checked(row, self._prompts.rows.row(row, self._columns))

@@ -39,7 +39,7 @@ CHAT_COLUMNS = (
 def prompt_encoder(
     config: GenerateConfig, models: ModelPlan, folder: RunFolder | None = None
 ) -> PromptEncoder:
-    """For the prompts of a run with these options; of that in a ``folder`` at the time of its start."""
+    """The encoder of a run's prompts with these options; of that in a ``folder`` at the time of its start."""
     chat_format = config.chat_format
     if folder is not None and CLOCK in folder.manifest.info:
         chat_format = replace(chat_format, now=run_clock(folder))
@@ -125,7 +125,7 @@ def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunC
 
 
 class RowRequests:
-    """Of one run."""
+    """The requests of one run."""
 
     def __init__(
         self,
@@ -216,7 +216,8 @@ class RowRequests:
         return replace(completion.request, prompt_ids=prompt_ids, prompt=text, earlier=done)
 
     def _conversation(self, row_id: int, done: tuple[Completion, ...]) -> list[dict[str, Any]] | Chat:
-        """Up to the first turn that has not been answered. Raises :class:`RowError` for one that is none."""
+        """The conversation up to the first turn that has not been answered. Raises :class:`RowError` for one
+        that is none."""
         messages: list[dict[str, Any]] = []
         for index, completion in enumerate(done):
             text = self._prompts.turn(row_id, index)

@@ -75,7 +75,7 @@ def with_turns(result: RowResult, turns: Sequence[Completion]) -> RowResult:
 
 
 def _logprobs(completion: Completion) -> dict[str, Any]:
-    """By column; nothing without them."""
+    """Log-probabilities by column; nothing without them."""
     columns: dict[str, Any] = {}
     if (found := completion.logprobs) is not None:
         columns |= {

@@ -138,7 +138,7 @@ def _processing_fingerprint(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _head_fingerprint(config: GenerateConfig, head: DraftHead | None) -> dict[str, Any]:
-    """For policies that read a head, identified by its weights, not by its folder."""
+    """The head of a policy that reads one, identified by its weights, not by its folder."""
     if head is None:
         return {}
     found = {"head": head.info.weights_sha256}
@@ -205,7 +205,7 @@ def reproducibility_info(config: GenerateConfig, topology: Topology, models: Mod
 
 
 def rounds_to_8_bits(model: Checkpoint) -> bool:
-    """Its cache, or inputs of its layers."""
+    """Whether a model's cache, or inputs of its layers, are rounded to 8 bits."""
     quantization = quantization_of(model)
     return model.has_float8_cache or (quantization is not None and quantization.rounds_inputs)
 
@@ -218,7 +218,7 @@ def draft_changes(config: GenerateConfig) -> str:
 
 
 def _store_info(config: GenerateConfig) -> dict[str, Any]:
-    """Of a run in a bucket, for the manifest's ``info``."""
+    """What the manifest's ``info`` has of a run in a bucket."""
     if not is_url(config.output):
         return {}
     output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)

@@ -23,8 +23,8 @@ FILES = ("json_schema", "grammar")
 
 
 class RunConstraints:
-    """Of a run with these options. Raises :class:`UserError` for a constraint of all rows that cannot be
-    used, with its place, and where the target cannot be constrained."""
+    """The constraints of a run with these options. Raises :class:`UserError` for a constraint of all rows
+    that cannot be used, with its place, and where the target cannot be constrained."""
 
     def __init__(self, config: GenerateConfig, target: Checkpoint) -> None:
         self._column = config.constraint_column
@@ -73,7 +73,7 @@ class RunConstraints:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """For the manifest; nothing in a run without constraints."""
+        """The constraints in the manifest; nothing in a run without them."""
         found = {
             "constraint": self.grammar or None,
             "constraint_column": self._column,
@@ -90,7 +90,7 @@ class RunConstraints:
 
     @property
     def markers(self) -> ThinkingMarkers | None:
-        """Of a run whose thinking is told apart from its answers."""
+        """The markers of a run that tells the thinking from the answer."""
         return self._markers
 
     @property
@@ -100,7 +100,8 @@ class RunConstraints:
         return {"constraint": RowRule(self.grammar, self._max_thinking_tokens).text}
 
     def of_row(self, prompts: Prompts, row: int) -> dict[str, Any]:
-        """As :attr:`of_all_rows`. Raises :class:`RowError` for a row's own that cannot be used."""
+        """The row's constraint, as :attr:`of_all_rows`. Raises :class:`RowError` for a row's own that cannot
+        be used."""
         value = None if self._column is None else prompts.value(self._column, row)
         if value is None:
             return self.of_all_rows
@@ -128,7 +129,8 @@ class RunConstraints:
 
 
 def thinking_markers(target: Checkpoint, end_of_thinking: str | None, option: str) -> ThinkingMarkers:
-    """In the target's tokens. Raises :class:`UserError`, which names the ``option``, if it has none."""
+    """The markers in the target's tokens. Raises :class:`UserError`, which names the ``option``, if it has
+    none."""
     tokenizer = load_tokenizer(target)
     vocabulary = tokenizer.get_vocab()
     text = end_of_thinking or next((end for end in THINKING if end in vocabulary), None)

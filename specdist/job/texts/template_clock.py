@@ -42,7 +42,7 @@ def with_clock(template: str, now: datetime) -> str:
 
 
 def clock_info() -> dict[str, str]:
-    """Of a run that begins now, for the manifest's ``info``."""
+    """What the manifest's ``info`` has of a run that begins now."""
     return {CLOCK: datetime.now().astimezone().isoformat()}
 
 

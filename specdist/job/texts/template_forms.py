@@ -46,7 +46,7 @@ def example_tool(like: Any) -> Message:
 
 
 class TemplateForms:
-    """Of one template and its variables. ``render`` raises whatever the template does."""
+    """The forms that one template shows, with its variables. ``render`` raises whatever the template does."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -112,7 +112,7 @@ class TemplateForms:
         return found
 
     def _find_content_forms(self, role: str) -> tuple[str, ...] | None:
-        """Those of which a role's message is shown whole; None if the template raises in any."""
+        """The forms of which a role's message is shown whole; None if the template raises in any."""
         found: dict[str, bool] = {}
         for form, content in CONTENTS.items():
             for text in self._prompts({"role": role, "content": content, **RESULT_OF}):

@@ -11,7 +11,7 @@ MAX_WAITING = 8
 
 
 class TokenTexts:
-    """Of ``token_ids`` after ``before_ids``.
+    """The texts of ``token_ids`` after ``before_ids``.
 
     Attributes:
         texts: by token. Joined they are what the tokens add, without special tokens. A character is of the

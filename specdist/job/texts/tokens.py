@@ -108,7 +108,7 @@ class PromptEncoder:
 
     @cached_property
     def detokenizer(self) -> Detokenizer:
-        """For completions of the prompts."""
+        """The detokenizer of the prompts' completions."""
         return detokenizer_of(self._tokenizer)
 
     def rendered(self, prompt: str | list[dict[str, Any]] | Chat) -> RenderedPrompt:
@@ -163,7 +163,8 @@ class PromptEncoder:
         return Chat(messages, {**self._chat_format.variables, **chat.variables}, ending)
 
     def _forms_of(self, chat: Chat) -> TemplateForms:
-        """Of the template and the run's variables, with tools in the form of this row's, or without."""
+        """The forms of the template with the run's variables, and with tools in the form of this row's, or
+        without."""
         tools = chat.variables.get("tools")
         example = [example_tool(tools[0])] if isinstance(tools, list) and tools else None
         key = None if example is None else "function" in example[0]
@@ -237,7 +238,7 @@ class PromptEncoder:
 
 
 def detokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
-    """Of a target's tokenizer."""
+    """The detokenizer of a target's tokenizer."""
     vocabulary = tokenizer.get_vocab()
     # Mistral's own tokenizers cannot say which tokens were added.
     added = tokenizer.added_tokens_decoder if getattr(tokenizer, "is_fast", False) else {}
@@ -251,7 +252,7 @@ def detokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], skip_special_tokens: bool) -> str:
-    """As the model wrote it: not cleaned up, which takes spaces away before punctuation."""
+    """The text as the model wrote it: not cleaned up, which takes spaces away before punctuation."""
     return str(
         tokenizer.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -290,7 +291,7 @@ def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
 
 
 def unread_variables(tokenizer: PreTrainedTokenizerBase, names: Iterable[str]) -> list[str]:
-    """Those that the chat template does not mention."""
+    """The names that the chat template does not mention."""
     template = tokenizer.chat_template
     text = " ".join(template.values()) if isinstance(template, dict) else template or ""
     return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]

@@ -63,7 +63,7 @@ def _files_of(folder: RunFolder, shard: int) -> list[Path]:
 
 
 def _commit(folder: RunFolder, repository: str, paths: Sequence[Path]) -> None:
-    """In one commit; files that the repository has already are not sent again."""
+    """Upload in one commit; files that the repository has already are not sent again."""
     from huggingface_hub import CommitOperationAdd
 
     root = f"{str(folder.path).rstrip('/')}/"

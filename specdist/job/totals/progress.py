@@ -38,7 +38,7 @@ class Counts:
     num_accepted: int = 0
 
     def with_row(self, result: RowResult) -> Counts:
-        """With one more completion."""
+        """The counts with one more completion."""
         return Counts(
             num_done=self.num_done + 1,
             num_new=self.num_new + 1,
@@ -69,7 +69,7 @@ class Progress:
         self._start = self._line_at = time.monotonic()
 
     def found(self, shard: int, num_rows: int) -> None:
-        """So many of a shard's completions are there, some by an earlier run or another replica."""
+        """Count completions of a shard that are there, some by an earlier run or another replica."""
         self._skip(num_rows - self._num_of_shard[shard])
         self._num_of_shard[shard] = num_rows
 

@@ -32,7 +32,7 @@ def gpu_price_of(config_path: Path) -> float | None:
 
 
 def options_of(config_path: Path) -> Mapping[str, Any]:
-    """Of the run's last start; none if ``config.yaml`` cannot be read."""
+    """Options of the run's last start; none if ``config.yaml`` cannot be read."""
     try:
         values = yaml.safe_load(config_path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

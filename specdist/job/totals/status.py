@@ -66,7 +66,7 @@ class RunStatus:
         return values if self.costs else {name: value for name, value in values.items() if name != "costs"}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The status in lines for people."""
         lines = [
             f"shards    {self.num_done} of {self.num_shards} done, {len(self.running)} running, "
             f"{len(self.failed)} failed, {self.num_waiting} waiting",

@@ -149,7 +149,7 @@ def _train(
 
 
 def _loss(model: LlamaForCausalLM, ids_BL: torch.Tensor, teacher: LlamaForCausalLM | None) -> torch.Tensor:
-    """In nats: cross-entropy of the text, or divergence from the teacher's distribution."""
+    """The loss in nats: cross-entropy of the text, or divergence from the teacher's distribution."""
     logits_BLV = model(ids_BL, use_cache=False).logits
     if teacher is None:
         return F.cross_entropy(logits_BLV[:, :-1].flatten(0, 1), ids_BL[:, 1:].flatten())

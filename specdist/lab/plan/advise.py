@@ -65,7 +65,7 @@ class Shape:
 
 
 def shape_of(site: Site, mode: Mode, tp_size: int) -> Shape:
-    """Of the replicas of this mode whose target has ``tp_size`` ranks."""
+    """The shape of the replicas of this mode whose target has ``tp_size`` ranks."""
     num_drafts = int(mode in OWN_GPU)
     num_replicas = site.gpus_per_node // (tp_size + num_drafts) * site.num_nodes
     return Shape(tp_size=tp_size, num_drafts=num_drafts, num_replicas=num_replicas)
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def num_gpus(self) -> int:
-        """Of one replica, which has as many processes."""
+        """The GPUs of one replica, which has as many processes."""
         return self.shape.num_gpus
 
     @property
@@ -153,8 +153,8 @@ class Planner:
         self._fits = cache(self._measure_fit)
 
     def best_plans(self) -> list[Plan]:
-        """For each mode that fits, in the order of :data:`MODES`, the plan with the most tokens per second on
-        the whole site."""
+        """The plan with the most tokens per second on the whole site, for each mode that fits, in the order
+        of :data:`MODES`."""
         best = [max(self._plans(mode), key=lambda plan: plan.tokens_per_s, default=None) for mode in MODES]
         return [plan for plan in best if plan is not None]
 

@@ -43,7 +43,7 @@ class MeasuredSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Of one GPU and, where there were several, of its links.
+    """What was measured of one GPU and, where there were several, of its links.
 
     Attributes:
         gpu_name: as the driver calls it. ``memory_bytes``: all of it.
@@ -104,7 +104,7 @@ class Calibration:
         return found
 
     def write(self, path: Path) -> None:
-        """As JSON, atomically."""
+        """Write as JSON, atomically."""
         # Not needed to show the options' help.
         from specdist.data.store.files import write_json
 
@@ -112,7 +112,7 @@ class Calibration:
 
     @property
     def half_flops_per_s(self) -> float | None:
-        """Of numbers of 16 bits."""
+        """Operations per second on numbers of 16 bits."""
         return next((self.flops_per_s[name] for name in HALVES if name in self.flops_per_s), None)
 
     def _series(self) -> dict[str, set[int]]:

@@ -134,7 +134,7 @@ class Gpu:
 
     @cached_property
     def _sum_curves(self) -> dict[int, Curve]:
-        """By number of ranks."""
+        """Times of sums by number of ranks."""
         found: dict[int, dict[int, float]] = {}
         for one in self.sums:
             found.setdefault(one.num_ranks, {})[one.num_bytes] = one.seconds
@@ -142,7 +142,7 @@ class Gpu:
 
     @cached_property
     def sampling_curves(self) -> dict[Filters, SamplingCurves]:
-        """By filters, of those that were measured."""
+        """The curves by filters, of those that were measured."""
         names = {one.filters for one in self.sampling}
         return {
             name: SamplingCurves.of([one for one in self.sampling if one.filters == name]) for name in names
@@ -153,7 +153,7 @@ class Gpu:
         return re.search(self.device, device) is not None
 
     def calibrated(self, found: Calibration, source: str) -> Gpu:
-        """With what was measured; its links stay as they are where a single GPU was."""
+        """This GPU with what was measured; its links stay as they are where a single GPU was."""
         assert found.half_flops_per_s is not None
         return replace(
             self,
@@ -200,11 +200,11 @@ class SamplingCurves:
         )
 
     def process_s(self, num_rows: float, vocab_size: int) -> float:
-        """From logits to distributions."""
+        """Seconds from logits to distributions."""
         return float(self.process(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
 
     def draw_s(self, num_rows: float, vocab_size: int) -> float:
-        """To draw from each."""
+        """Seconds to draw from each."""
         return float(self.draw(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
 
 

@@ -176,7 +176,7 @@ def _share(
         return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
 
     def windowed_layers(num_rows: int) -> WindowedLayers | None:
-        """With pages of their own, where the job gives them those."""
+        """The windowed layers, where the job gives them pages of their own."""
         windows = () if target is None else (layer.window for layer in target.layers)
         window = longest_window(windows, work.row_tokens)
         windowed = window and work.limits(num_rows).scheduling.windowed_layers(window, PAGE_SIZE)

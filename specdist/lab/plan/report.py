@@ -296,7 +296,7 @@ class Launch:
     placeholders: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """As text: a heading and the commands."""
+        """The text: a heading and the commands."""
         title = "Launch"
         if len(self.commands) > 1:
             title += f" {len(self.commands)} replicas side by side"

@@ -102,7 +102,7 @@ class PassCounts:
         return num_layers * self.kernels_per_layer + self.kernels_outside_of_layers
 
     def seconds(self, num_layers: int, gpu: Gpu) -> float:
-        """Of a pass beside what its kernels read, write and compute."""
+        """Seconds of a pass beside what its kernels read, write and compute."""
         return (
             self.kernels(num_layers) * gpu.kernel_s
             + self.replays * gpu.graph_s
@@ -123,7 +123,7 @@ NO_COUNTS = PassCounts()
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingTimes:
-    """Of one model's logits on a GPU. ``settings``: the same of target and draft."""
+    """Times of one model's logits on a GPU. ``settings``: the same of target and draft."""
 
     gpu: Gpu
     model: ModelSize
@@ -188,27 +188,27 @@ class SamplingTimes:
         return "top_p" if has_top_p else "none"
 
     def _parts_s(self, num_rows: float, num_instructions: int, bytes_per_id: float) -> float:
-        """Of a program for each part of a row, for which its ids are read or written."""
+        """Seconds of a program for each part of a row, for which its ids are read or written."""
         num_programs = num_rows * -(-self.model.vocab_size // PART)
         moving_s = self._moving_s(num_rows * bytes_per_id)
         return max(moving_s, self._programs_s(num_programs, num_instructions, 1))
 
     def _programs_s(self, num_programs: float, num_instructions: int, num_loads: int) -> float:
-        """Those on a multiprocessor wait for their loads together, and issue their instructions one after the
-        other."""
+        """Seconds of programs: those on a multiprocessor wait for their loads together, and issue their
+        instructions one after the other."""
         num_turns = math.ceil(num_programs / self.gpu.num_multiprocessors)
         cycles = LOAD_CYCLES * num_loads + num_turns * WARPS_PER_SCHEDULER * num_instructions
         return cycles / CYCLES_PER_S
 
     def _gathering_s(self, num_rows: float, tp_size: int) -> float:
-        """Of whole logits on one rank, where the parts are joined."""
+        """Seconds of gathering whole logits on one rank, where the parts are joined."""
         row_bytes = self.model.bytes_per_number * self.model.vocab_size
         return self.gpu.send_s(num_rows * row_bytes * (tp_size - 1) / tp_size) + self._moving_s(
             num_rows * 2 * self.model.bytes_per_number
         )
 
     def _moving_s(self, bytes_per_id: float) -> float:
-        """Of so many bytes for every id of the vocabulary, read or written by all of the GPU."""
+        """Seconds of moving so many bytes for every id of the vocabulary, by all of the GPU."""
         return bytes_per_id * self.model.vocab_size / self.gpu.sustained_bytes_per_s
 
 

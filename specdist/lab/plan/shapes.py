@@ -26,8 +26,8 @@ class Shape:
     vocab_size: int
 
     def llama_config(self, dtype: torch.dtype, **others: Any) -> LlamaConfig:
-        """Without an end token, so that every completion has its maximum length. ``others``: options in the
-        place of these."""
+        """A configuration without an end token, so that every completion has its maximum length. ``others``:
+        options in the place of these."""
         from transformers import LlamaConfig
 
         options = {

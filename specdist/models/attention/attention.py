@@ -71,7 +71,7 @@ class AttentionCall(NamedTuple):
     def of_registry(
         query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules, sinks_H: Tensor | None
     ) -> AttentionCall:
-        """Of query [1, H, T, D], key and value [1, G, T, D]."""
+        """The call of query [1, H, T, D], key and value [1, G, T, D]."""
         queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return AttentionCall(queries_THD, keys_TGD, values_TGD, rules, sinks_H)
 
@@ -90,7 +90,7 @@ class LayerAttention(Protocol):
 
 
 class Absorption(Protocol):
-    """Of a layer that keeps latents instead of keys and values:
+    """What a layer does that keeps latents instead of keys and values:
     :class:`specdist.models.attention.latent.Latents`."""
 
     def attend(self, attention: LayerAttention, layer: int, call: AttentionCall) -> Tensor:
@@ -137,13 +137,13 @@ def is_keeping_latents() -> bool:
 
 
 def absorption_of(layer: nn.Module) -> Absorption | None:
-    """That of the running pass; None of a layer that attends to its own keys and values."""
+    """The absorption of the running pass; None of a layer that attends to its own keys and values."""
     found: Absorption | None = vars(layer).get(ABSORPTION)
     return found if found is not None and is_keeping_latents() else None
 
 
 def running_attention() -> LayerAttention:
-    """For layers that know their rules themselves."""
+    """The attention of the running pass, for layers that know their rules themselves."""
     return _running.get().attention
 
 

@@ -66,8 +66,8 @@ class KernelAttention:
 
 
 class SdpaKernel:
-    """For every device, dtype and rule, and slow: SDPA, or plain operations for a soft cap and for sinks, on
-    each token's own copy of its pages."""
+    """A kernel for every device, dtype and rule, and slow: SDPA, or plain operations for a soft cap and for
+    sinks, on each token's own copy of its pages."""
 
     name = "SDPA on gathered pages"
 

@@ -111,5 +111,5 @@ class FlashInferKernel:
 
 
 def _keys_before(rules: AttentionRules) -> int:
-    """Of those before a query that it sees."""
+    """The number of keys before a query that it sees."""
     return UNLIMITED if rules.window is None else rules.window - 1

@@ -16,7 +16,7 @@ from specdist.models.batch.segments import PagedSegments
 
 
 def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
-    """Over pages, in float32: [T, H, D]."""
+    """Attention over pages, in float32: [T, H, D]."""
     queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
     if scales is not None:
         # Sums are in float32, so that nothing is rounded in between.

@@ -43,7 +43,7 @@ def rope_border(config: Any) -> int | None:
 
 
 def rope_borders(*configs: Any) -> tuple[int, ...]:
-    """Of several models, in order."""
+    """The borders of several models, in order."""
     return tuple(sorted({border for border in map(rope_border, configs) if border is not None}))
 
 
@@ -69,7 +69,7 @@ def use_frequencies_by_row(model: PreTrainedModel) -> int | None:
 
 
 class RowRotary:
-    """In the place of a rotary embedding's forward."""
+    """Stands in the place of a rotary embedding's forward."""
 
     def __init__(self, module: nn.Module, border: int) -> None:
         self._module = module

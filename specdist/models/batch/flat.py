@@ -53,7 +53,7 @@ class FlatBatch:
         return len(self.slots_T)
 
     def parts(self, num_tokens: int) -> Iterator[FlatBatch]:
-        """Of at most so many tokens each; none of an empty batch."""
+        """Parts of at most so many tokens each; none of an empty batch."""
         for begin in range(0, len(self), num_tokens):
             own = slice(begin, begin + num_tokens)
             yield FlatBatch(self.token_ids_T[own], self.slots_T[own], self.positions_T[own])
@@ -80,7 +80,7 @@ class Segments:
 def model_positions(
     slots_T: np.ndarray, positions_T: np.ndarray, table: BranchPageTable, rope_border: int | None
 ) -> np.ndarray:
-    """As the model's layers know them: [T]."""
+    """Positions as the model's layers know them: [T]."""
     if rope_border is None:
         return positions_T
     return positions_T + IS_LONG * table.are_long(slots_T, positions_T, rope_border)
@@ -104,8 +104,8 @@ def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> n
 def places_before(
     batch: FlatBatch, page_table: np.ndarray, page_size: int, no_state: int | None
 ) -> np.ndarray:
-    """As of :func:`cache_indices`, of the tokens before these; of a first token its own, and ``no_state`` of
-    masks."""
+    """Slots of the cache, as of :func:`cache_indices`, of the tokens before these; a first token has its own,
+    and masks ``no_state``."""
     before_T = np.maximum(batch.positions_T - 1, 0)
     places_T = cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
     if batch.is_mask_T is not None and no_state is not None:
@@ -224,7 +224,7 @@ class AttentionGroup:
         return self._seen[window]
 
     def _from(self, firsts_R: np.ndarray) -> SeenKeys:
-        """From these pages of the segments on."""
+        """The keys from these pages of the segments on."""
         begins_R = firsts_R * self.page_size
         num_keys_R, positions_RQ = self.num_keys_R - begins_R, self.positions_RQ - begins_R[:, None]
         num_keys = int(num_keys_R.max())
@@ -323,8 +323,8 @@ def _pages(pages_RP: np.ndarray, device: torch.device) -> Tensor | slice:
 
 
 class PassOutputs(NamedTuple):
-    """Of the tokens whose logits are wanted: logits [N, V] and, where they are asked for, the last hidden
-    states [N, H], what the output head gets after the final norm."""
+    """What a pass gives of the tokens whose logits are wanted: logits [N, V] and, where they are asked for,
+    the last hidden states [N, H], what the output head gets after the final norm."""
 
     logits_NV: Tensor
     hidden_NH: Tensor | None

@@ -52,7 +52,7 @@ class BranchPageTable:
         self._rope_lengths = np.zeros(num_slots + num_branch_slots, np.int64)
 
     def update(self, updates: PageUpdates) -> None:
-        """Of the table that this one follows."""
+        """Apply updates of the table that this one follows."""
         if len(updates.slots):
             is_length = updates.indices < 0
             if is_length.any():

@@ -15,7 +15,7 @@ SCALE_DTYPE = torch.bfloat16
 
 
 def to_float8(tokens_TGD: Tensor) -> tuple[Tensor, Tensor]:
-    """Their bits, uint8 [T, G, D], and their scales [T, G]. What is not finite makes its head so."""
+    """The numbers' bits, uint8 [T, G, D], and their scales [T, G]. What is not finite makes its head so."""
     tokens_TGD = tokens_TGD.float()
     scales_TG = (tokens_TGD.abs().amax(-1) / LARGEST).to(SCALE_DTYPE)
     scales_TG = scales_TG.where(scales_TG != 0, 1.0)

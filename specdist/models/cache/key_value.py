@@ -87,7 +87,7 @@ class KeyValueCache:
         return keys, self.values[layer].view(-1, self.page_size, heads, value_width)
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Of the layer's keys and values: [pages, page size, G], if they have any."""
+        """Scales of the layer's keys and values: [pages, page size, G], if they have any."""
         if not self.is_float8:
             return None
         shape = -1, self.page_size, self.shapes[layer].num_heads

@@ -55,14 +55,14 @@ class PageUpdates:
         return PageUpdates(slots, -1 - lengths, np.zeros_like(slots))
 
     def without(self, slots: np.ndarray) -> PageUpdates:
-        """Those of other slots."""
+        """The updates of other slots."""
         return self.where(np.isin(self.slots, slots, invert=True))
 
     def where(self, is_kept: np.ndarray) -> PageUpdates:
         return PageUpdates(self.slots[is_kept], self.indices[is_kept], self.pages[is_kept])
 
     def followed_by(self, later: PageUpdates) -> PageUpdates:
-        """These, then those."""
+        """These updates, then the others."""
         if not (len(self.slots) and len(later.slots)):
             return self if len(self.slots) else later
         names = ("slots", "indices", "pages")
@@ -174,7 +174,7 @@ class PageTable:
 
     @property
     def has_room_for_states(self) -> bool:
-        """For those that are to be kept of the slots."""
+        """Whether there is room for the states that are to be kept of the slots."""
         return self._states is None or self._states.has_room
 
     def chunk_end(self, slot: int, end: int) -> int:

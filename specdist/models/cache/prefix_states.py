@@ -25,8 +25,8 @@ Copy = tuple[int, int, int]
 
 @dataclass
 class _Prefix:
-    """Of a running sequence: keys of the full pages that it may share, how many of them it does share, and
-    after how many its state is to be kept."""
+    """A running sequence's prefix: keys of the full pages that it may share, how many of them it does share,
+    and after how many its state is to be kept."""
 
     keys: list[bytes]
     num_shared: int
@@ -72,11 +72,11 @@ class PrefixStates:
 
     @property
     def has_room(self) -> bool:
-        """For all states that are about to be kept."""
+        """Whether there is room for all states that are about to be kept."""
         return len(self._new) + sum(len(each.ends) for each in self._prefixes.values()) <= self._num_states
 
     def next_end(self, slot: int) -> int:
-        """After how many pages the slot's next state is to be kept; 0 if none is."""
+        """The number of pages after which the slot's next state is to be kept; 0 if none is."""
         ends = self._prefixes[slot].ends
         return ends[0] if ends else 0
 

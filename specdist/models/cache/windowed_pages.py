@@ -28,19 +28,20 @@ NULL_PAGE = 0
 
 @dataclass(frozen=True)
 class WindowedLayers:
-    """Those with a window of at most ``window`` tokens, and the number of pages of their own, the null page
-    among them."""
+    """The layers with a window of at most ``window`` tokens, and the number of pages of their own, the null
+    page among them."""
 
     window: int
     num_pages: int
 
     def of(self, windows: Mapping[int, int | None]) -> frozenset[int]:
-        """Those of a model's layers."""
+        """The windowed ones of a model's layers."""
         return frozenset(layer for layer, own in windows.items() if own is not None and own <= self.window)
 
 
 def longest_window(windows: Iterable[int | None], max_seq_len: int) -> int | None:
-    """Of a model's layers, that hides anything from a sequence of this length; None if none does."""
+    """The longest window of a model's layers that hides anything from a sequence of this length; None if none
+    does."""
     return max((window for window in windows if window is not None and window < max_seq_len), default=None)
 
 

@@ -28,8 +28,8 @@ GATED = "gated"
 
 
 class MarkovHead(nn.Module):
-    """Of DSpark: what the token before one adds to its logits, in two matrices of a low rank; ``gated``: by
-    how much, says the hidden state."""
+    """DSpark's head for what the token before one adds to its logits, in two matrices of a low rank;
+    ``gated``: by how much, says the hidden state."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Of DSpark: how likely the token of a place is accepted, by its hidden state, and perhaps by what the
-    Markov head reads of the token before."""
+    """DSpark's head for how likely the token of a place is accepted, by its hidden state, and perhaps by what
+    the Markov head reads of the token before."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class BlockDrafter(OwnVocabularyModel):
         self.post_init()
 
     def contexts(self, states_TS: Tensor, positions_T: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of every layer the keys and values [T, G, D] of tokens with these states of the target."""
+        """The keys and values [T, G, D] of every layer, of tokens with these states of the target."""
         joined_TE = self.hidden_norm(self.fc(states_TS))
         rotation = Rotation.at(positions_T, self.rotary_emb, self.fc.weight)
         for layer in self.layers:

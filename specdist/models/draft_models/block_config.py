@@ -41,7 +41,7 @@ class UnknownPart(ValueError):
 
 
 def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
-    """Of a config.json; None of one that transformers reads. Raises :class:`UnknownPart`.
+    """The configuration of a config.json; None of one that transformers reads. Raises :class:`UnknownPart`.
 
     That of a block drafter has, beside Qwen3's attributes, ``state_layers`` (the states are those that go
     into these layers of the target), ``target_hidden_size``, ``block_size``, ``first_row`` (the place in a
@@ -98,7 +98,7 @@ def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
 
 
 def _eagle_config(values: Mapping[str, Any]) -> PretrainedConfig:
-    """Of speculators' EAGLE-3 and P-EAGLE: as their authors have it."""
+    """The configuration of speculators' EAGLE-3 and P-EAGLE, as their authors have it."""
     layers, own = _parts(values)
     family = layers.pop("model_type", "qwen3")
     unknown = [name for name, value in own.items() if value and name not in {*OPTIONS, LAYERS}]

@@ -69,18 +69,19 @@ class Drafter(ABC):
 
     @abstractmethod
     def read_states(self, config: Any, num_target_layers: int) -> ReadStates:
-        """Of a drafter for a target of so many layers. Raises ValueError for layers that it has not."""
+        """The states that a drafter reads of a target of so many layers. Raises ValueError for layers that it
+        has not."""
 
     @abstractmethod
     def num_read_numbers(self, config: Any) -> int:
-        """Of the target's states of one token."""
+        """The numbers of the target's states of one token that are read."""
 
     @abstractmethod
     def num_kept_numbers(self, config: Any) -> int:
-        """That the drafter keeps of a token in its pages, beside keys and values."""
+        """The numbers that the drafter keeps of a token in its pages, beside keys and values."""
 
     def max_draft_tokens(self, config: Any) -> int | None:
-        """That it can draft in one round; None without a limit."""
+        """The most tokens that it can draft in one round; None without a limit."""
         del config
         return None
 
@@ -99,7 +100,7 @@ class OwnFilesDrafter(Drafter):
     renamed: tuple[tuple[str, str], ...] = ()
 
     def state_size(self, config: Any) -> int:
-        """Of the target's state in one layer."""
+        """The size of the target's state in one layer."""
         return getattr(config, "target_hidden_size", None) or int(config.hidden_size)
 
     def faults(self, config: Any, target_config: Any) -> list[str]:

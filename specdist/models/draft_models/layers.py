@@ -25,7 +25,7 @@ class Rotation(NamedTuple):
 
     @staticmethod
     def at(positions_T: Tensor, embedding: nn.Module, like: Tensor) -> Rotation:
-        """By a model's rotary embedding, in the precision of another tensor."""
+        """The rotation by a model's rotary embedding, in the precision of another tensor."""
         cosines, sines = embedding(like, position_ids=positions_T[None])
         return Rotation(cosines[0], sines[0])
 

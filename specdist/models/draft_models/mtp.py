@@ -48,7 +48,7 @@ _QWEN = (
 
 
 class Form(NamedTuple):
-    """Of a family's modules.
+    """The form of a family's modules.
 
     Attributes:
         states_first: before the embeddings, where both are joined.
@@ -99,7 +99,7 @@ FORMS = {
 
 
 def mtp_config(config: Any) -> Any:
-    """Of the first module of a model with this configuration, whose family has a :class:`Form`."""
+    """The configuration of the first module of a model with this one, whose family has a :class:`Form`."""
     text = copy.deepcopy(config.get_text_config())
     family, form = text.model_type, FORMS[text.model_type]
     if form.family is not None:

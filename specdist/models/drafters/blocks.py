@@ -29,8 +29,8 @@ NO_LINE = -1
 
 
 class Blocks(NamedTuple):
-    """Of which slots, the positions of their first tokens, and of every token of the batch the number of its
-    block, or ``NO_LINE``, and its place in it, which is negative before the block."""
+    """The blocks of these slots: the positions of their first tokens, and of every token of the batch the
+    number of its block, or ``NO_LINE``, and its place in it, which is negative before the block."""
 
     slots_A: np.ndarray
     starts_A: np.ndarray
@@ -164,8 +164,8 @@ class DraftBlocks:
         return flat, np.arange(len(flat))
 
     def _pairs_and_masks(self, blocks: Blocks, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
-        """As :meth:`_whole_blocks`: the pairs of the batch, and the masks after them, of which are asked for
-        the next tokens and the masks."""
+        """What :meth:`_whole_blocks` gives: the pairs of the batch, and the masks after them, of which are
+        asked for the next tokens and the masks."""
         device, num_blocks = self._runner.device, len(blocks.slots_A)
         kept = np.flatnonzero(blocks.places_T <= 0)
         next_A = kept[blocks.places_T[kept] == 0]

@@ -23,8 +23,8 @@ REMEDY = "name a draft model with --draft, or ngram"
 
 
 def head_config(config: Any, draft: str, target: str) -> Any:
-    """Of the head of a target with this configuration. Raises :class:`UserError` for a family whose heads are
-    not read."""
+    """The configuration of the head of a target with this one. Raises :class:`UserError` for a family whose
+    heads are not read."""
     family = config.get_text_config().model_type
     if family not in FORMS:
         raise UserError(

@@ -67,7 +67,7 @@ class DrafterLayers(Protocol):
 
 
 class Eagle3Layers:
-    """Those of EAGLE-3. Of contexts the last layer makes keys and values alone.
+    """The layers of EAGLE-3. The last layer makes keys and values alone of contexts.
 
     P-EAGLE's, which have a state for masks, give in the place of logits their output states beside logits of
     the draft's vocabulary: [N, E + v].
@@ -98,8 +98,8 @@ class Eagle3Layers:
 
 
 class MtpLayers:
-    """Those of a checkpoint's MTP head: a model of one layer, with the attention, experts and cache of its
-    family. Its hidden states are what its output head reads, as the target's are."""
+    """The layers of a checkpoint's MTP head: a model of one layer, with the attention, experts and cache of
+    its family. Its hidden states are what its output head reads, as the target's are."""
 
     mask_state: Tensor | None = None
 
@@ -171,7 +171,7 @@ class DrafterPass(TorchPass):
         *,
         with_hidden: bool = False,
     ) -> PassOutputs:
-        """In the dry run there are no states."""
+        """Compute a pass; in the dry run there are no states."""
         del with_hidden
         if not isinstance(attention, CarriedStates):
             weight = self._model.get_input_embeddings().weight
@@ -212,7 +212,8 @@ class BlockPass(TorchPass):
         *,
         with_hidden: bool = False,
     ) -> PassOutputs:
-        """In the place of logits, output states beside logits of the draft's vocabulary: [N, E + v]."""
+        """Compute, in the place of logits, output states beside logits of the draft's vocabulary: [N, E +
+        v]."""
         del with_hidden
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class LayerShapes:
 
     @property
     def windows(self) -> dict[int, int | None]:
-        """Of every layer: the last tokens that a token sees, if not all."""
+        """The last tokens that a token sees in every layer, if not all."""
         return {layer: rules.window for layer, rules in self.rules.items()}
 
     def hide_first(self) -> None:

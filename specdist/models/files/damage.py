@@ -26,7 +26,8 @@ def reading(what: str, remedy: str = "fetch it again") -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Its message, and its type unless the message says enough: a KeyError's message is only the key."""
+    """The error's message, and its type unless the message says enough: a KeyError's message is only the
+    key."""
     text = " ".join(str(error).split())
     shown = text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"
     return shown if len(shown) <= 500 else f"{shown[:497]}..."

@@ -134,7 +134,7 @@ def _file_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 
 def _typed(value: object) -> str:
-    """As on a command line."""
+    """The value as on a command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -29,7 +29,7 @@ class DraftHead:
     info: HeadInfo
 
     def description(self) -> dict[str, Any]:
-        """For the manifest."""
+        """What the manifest says of the draft."""
         names = ("kind", "depth", "max_ratio", "uses_features", "hidden_state", "weights_sha256")
         return {name: getattr(self.info, name) for name in names} | {"draft": self.info.draft.name}
 

@@ -71,7 +71,7 @@ def load_whole(
 
 @torch.no_grad()
 def _merge_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Into a model that is whole already."""
+    """Merge an adapter into a model that is whole already."""
     for name in checkpoint.adapter.parameters if checkpoint.adapter is not None else ():
         parameter = model.get_parameter(name)
         parameter.copy_(checkpoint.adapted(name, parameter.cpu()))

@@ -75,7 +75,8 @@ class AttentionKernels:
         self._chosen: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
 
     def of(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
-        """None where none works. With an ``expansion``, for what is expanded."""
+        """The kernel for pages of this size; None where none works. With an ``expansion``, for what is
+        expanded."""
         key, own, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
         if key not in self._chosen:
             is_float8 = own.has_float8_cache and expansion is None

@@ -72,7 +72,7 @@ class Sums:
         self._last: Tensor | None = None
 
     def add(self, output: Tensor) -> Tensor:
-        """Over the ranks; it may overwrite what it is given."""
+        """Add over the ranks; it may overwrite what it is given."""
         self._num_made += 1
         self._last = output if self._is_left else self._added(output)
         return self._last
@@ -171,7 +171,7 @@ def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
 
 
 def _followed(sums: Sums, width: int) -> dict[str, Way]:
-    """Both ways of sums with a residual and a norm after them."""
+    """The two ways of sums with a residual and a norm after them."""
 
     def add(numbers_N: Tensor, *, is_joined: bool) -> object:
         from specdist.kernels import layers
@@ -192,7 +192,7 @@ def _fastest(
     group: dist.ProcessGroup,
     measure: Measure,
 ) -> list[tuple[int, str]]:
-    """By size the way that takes the slowest rank the shortest; neighbours of one way are one."""
+    """The way of each size that takes the slowest rank the shortest; neighbours of one way are one."""
     own: list[tuple[float, ...]] = []
     for size in sizes:
         numbers_N = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
@@ -219,7 +219,7 @@ def _seconds(measure: Measure, way: Callable[[], object]) -> float:
 
 
 def _recorded_s(device: torch.device, add: Callable[[], object]) -> float:
-    """In a graph, as in a recorded pass; the best of a few replays. As many calls on every rank."""
+    """Seconds in a graph, as in a recorded pass; the best of a few replays. As many calls on every rank."""
     add()  # connects the ranks
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
@@ -310,7 +310,7 @@ def _try(
 
 
 def _first_reason(reason: str, group: dist.ProcessGroup) -> str:
-    """That of the first rank that has one, of its own if any has; empty if none has."""
+    """The reason of the first rank that has one, its own if any has; empty if none has."""
     reasons: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(reasons, reason, group=group)
     found = [(reason == NOT_MET, rank) for rank, reason in enumerate(reasons) if reason]

@@ -25,7 +25,7 @@ MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 class Switch(Protocol):
-    """Of the modules of a model: whether they are fused in what runs now."""
+    """A switch of a model's modules: whether they are fused in what runs now."""
 
     is_active: bool
 

@@ -105,7 +105,7 @@ class Forms:
         self._found: dict[Hashable, Any] = {}
 
     def fused(self, switch: FusedLayers, module: nn.Module) -> Fused | None:
-        """In place of the module's forward; None if it keeps its own."""
+        """What takes the place of the module's forward; None if it keeps its own."""
         shared = (switch, module, module.forward, self._dtype)
         name = type(module).__name__
         if name.endswith("RMSNorm"):
@@ -128,7 +128,7 @@ class Forms:
         return None
 
     def projections(self, switch: FusedLayers, module: nn.Module) -> dict[Any, Fused]:
-        """In place of the forwards of its layers that read the same input."""
+        """What takes the place of the forwards of its layers that read the same input."""
         found: dict[Any, Fused] = {}
         for names in SIBLINGS:
             layers: list[Any] = [module._modules.get(name) for name in names]
@@ -265,7 +265,7 @@ class Forms:
         return function
 
     def _best(self, trials: list[list[tuple[float, float]]]) -> int:
-        """Of the forms, tried in each dtype, the one with the smallest differences. Raises ValueError if none
+        """The form, of those tried in each dtype, with the smallest differences. Raises ValueError if none
         is within the tolerances."""
         totals = {}
         for index, tried in enumerate(zip(*trials, strict=True)):
@@ -285,7 +285,7 @@ class Forms:
 
 
 def _plain_forward(module: nn.Module) -> Any:
-    """That of the class, without transformers' wrapper that takes an argument by its old name, too."""
+    """The forward of the class, without transformers' wrapper that takes an argument by its old name, too."""
     own: Any = type(module).forward
     is_wrapper = getattr(own, "__globals__", {}).get("__name__") == RENAMING
     return own.__wrapped__ if is_wrapper else own

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Scale(nn.Module):
-    """In place of a projection, which may communicate: a weight for each number."""
+    """Stands for a projection, which may communicate: a weight for each number."""
 
     def __init__(self, weight_W: Tensor) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Scale(nn.Module):
 
 
 class Attend(nn.Module):
-    """In place of a layer's attention: remembers what it is called with."""
+    """Stands for a layer's attention: remembers what it is called with."""
 
     def __init__(self, weight_W: Tensor) -> None:
         super().__init__()

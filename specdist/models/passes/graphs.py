@@ -49,7 +49,7 @@ class Capturer(Protocol):
         ...
 
     def has_room(self) -> bool:
-        """Before a capture: whether this rank's memory holds its graph."""
+        """Whether this rank's memory holds the graph of a capture that is about to begin."""
         ...
 
 

@@ -77,7 +77,7 @@ WAYS: Mapping[str, NewPeerMemory] = {ONE_SHOT: SymmetricMemory, MULTIMEM: Switch
 
 
 class JoinedMemory(SymmetricMemory):
-    """For a kernel that sums rows of ``width`` numbers, adds a residual, and norms them."""
+    """The memory of a kernel that sums rows of ``width`` numbers, adds a residual, and norms them."""
 
     def __init__(
         self, width: int, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -96,7 +96,7 @@ class JoinedMemory(SymmetricMemory):
         self._peers_N = torch.tensor(addresses, device=own_N.device)
 
     def sum(self, numbers_N: Tensor) -> Tensor:
-        """With a residual of zeros. Raises ValueError if the norms are not those of the sums."""
+        """The sum, with a residual of zeros. Raises ValueError if the norms are not those of the sums."""
         from specdist.kernels.layers import rms_norm  # Triton is not everywhere
 
         rows_MW = F.pad(numbers_N, (0, -len(numbers_N) % self._width)).view(-1, self._width)
@@ -109,7 +109,8 @@ class JoinedMemory(SymmetricMemory):
         return sums_MW.view(-1)[: len(numbers_N)]
 
     def residual_norm(self, inputs: Tensor, *others: Tensor | None, **form: Any) -> tuple[Tensor, Tensor]:
-        """As :func:`specdist.kernels.layers.residual_norm`, of the sum of the inputs over the ranks."""
+        """The result of :func:`specdist.kernels.layers.residual_norm` of the sum of the inputs over the
+        ranks."""
         from specdist.kernels import layers
 
         where = {"rank": dist.get_rank(self._group), "half": self._half}

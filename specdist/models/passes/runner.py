@@ -137,7 +137,7 @@ class ModelRunner:
 
     @property
     def rules(self) -> Mapping[int, AttentionRules]:
-        """Of every layer's attention."""
+        """The rules of every layer's attention."""
         return self._shapes.rules
 
     @property
@@ -146,7 +146,7 @@ class ModelRunner:
 
     @property
     def keeps_states(self) -> bool:
-        """Of recurrent layers."""
+        """Whether there are states of recurrent layers."""
         return bool(self._shapes.states)
 
     def has_kernel(self, page_size: int) -> bool:
@@ -198,7 +198,7 @@ class ModelRunner:
 
     @property
     def pages(self) -> BranchPageTable:
-        """To be told which sequences its slots have, and how far."""
+        """The page table, which is told which sequences its slots have, and how far."""
         return self.cache.table
 
     def update_pages(self, updates: PageUpdates) -> None:

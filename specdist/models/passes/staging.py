@@ -26,7 +26,7 @@ class Event(Protocol):
 
 
 class NothingInFlight:
-    """For the host, where a copy is complete when its call returns."""
+    """The events of a host, where a copy is complete when its call returns."""
 
     def record(self) -> None:
         """Does nothing."""

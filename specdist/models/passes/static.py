@@ -73,9 +73,9 @@ class Bucket(NamedTuple):
 
     @property
     def part_lengths(self) -> list[int]:
-        """Of the packed inputs: token ids, positions, logits index, places of states that a drafter reads and
-        writes, cache indices, used keys, first queries, what recurrent layers are told, block table; cache
-        indices and tables of windowed layers also, if they have pages of their own."""
+        """Lengths of the packed inputs: token ids, positions, logits index, places of states that a drafter
+        reads and writes, cache indices, used keys, first queries, what recurrent layers are told, block
+        table; cache indices and tables of windowed layers also, if they have pages of their own."""
         lengths = [
             *2 * [self.num_tokens],
             self.num_logits,
@@ -91,7 +91,7 @@ class Bucket(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """Of layers, with pages of their own."""
+        """The number of groups of layers with pages of their own."""
         return 2 if self.has_windowed else 1
 
 
@@ -146,8 +146,8 @@ def run_once(
     told: Sequence[Tensor],
     difference: Difference | None = None,
 ) -> Tensor:
-    """As :meth:`CheckedGraphs.run`, of a function that leaves states as ``told``, [5, ...] each. To record it
-    takes several runs, of which only the last one may leave anything."""
+    """Run as :meth:`CheckedGraphs.run` does, a function that leaves states as ``told``, [5, ...] each. To
+    record it takes several runs, of which only the last one may leave anything."""
     if told and not graphs.is_settled(key):
         kept = [each[-1].clone() for each in told]
         for each in told:
@@ -287,7 +287,7 @@ class StaticPasses:
         self, bucket: Bucket, batch: FlatBatch, segments: Segments, is_used_SP: np.ndarray,
         page_table: np.ndarray, scratch_page: int, cache_index: np.ndarray, table: np.ndarray,
     ) -> None:  # fmt: skip
-        """Of a group of layers."""
+        """Pack the table of a group of layers."""
         page_size = self.cache.page_size
         cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
         cache_index[: len(batch)] = cache_indices(batch, page_table, page_size)

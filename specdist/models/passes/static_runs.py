@@ -52,8 +52,8 @@ class DraftedRun(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; ``told``: to
-    recurrent layers, [5, D - 1, S] or nothing."""
+    """Inputs of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; ``told``:
+    to recurrent layers, [5, D - 1, S] or nothing."""
 
     positions: Tensor
     cache_index: Tensor
@@ -64,7 +64,7 @@ class _Inputs(NamedTuple):
 
 
 def lengths_of(num_rows: int, num_steps: int, has_states: bool = False) -> list[int]:
-    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass."""
+    """Lengths of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass."""
     room, num_passes = aligned(num_rows), num_steps - 1
     told = has_states * NUM_TOLD * num_passes * room
     return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, told]
@@ -112,7 +112,7 @@ class StaticRuns:
         draws: DraftDraws,
         features_3A: Tensor | None = None,
     ) -> DraftedRun | None:
-        """None if the steps have to be taken one by one.
+        """Draft a run; None if the steps have to be taken one by one.
 
         Args:
             batch: what the sequences' caches lack, one segment each; tokens are drawn after its last tokens.
@@ -207,7 +207,8 @@ class StaticRuns:
         num_keys_A: np.ndarray,
         num_steps_A: np.ndarray,
     ) -> None:
-        """Of all passes but the first. Who takes no part begins a sequence, and leaves nothing."""
+        """Pack what recurrent layers are told in all passes but the first. Who takes no part begins a
+        sequence, and leaves nothing."""
         told_5DS = room.reshape(NUM_TOLD, int(num_steps_A.max()) - 1, -1)
         told_5DS[:] = np.array([0, 0, 1, 0, NOT_KEPT])[:, None, None]
         for step in range(1, num_steps_A.max()):
@@ -284,9 +285,9 @@ class StaticRuns:
 def difference_of_runs(
     found: Tensor, expected: Tensor, takes_part_DA: np.ndarray, tolerance: float
 ) -> tuple[float, float]:
-    """As of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally likely, rounding
-    decides, and what follows is not compared; but most first draws must be equal. Nor is compared what takes
-    no part in a step: it reads what earlier runs have left in the scratch page."""
+    """The difference, as of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally
+    likely, rounding decides, and what follows is not compared; but most first draws must be equal. Nor is
+    compared what takes no part in a step: it reads what earlier runs have left in the scratch page."""
     num_steps, num_rows = takes_part_DA.shape
     found_DCA, expected_DCA = (
         columns.view(num_steps, -1, columns.shape[1])[:, :, :num_rows] for columns in (found, expected)

@@ -95,7 +95,7 @@ class TorchPass:
         return PassOutputs(logits_NV[:num_asked], None if hidden_NH is None else hidden_NH[:num_asked])
 
     def expand(self, expansion: Expansion, kernel: PagedKernel | None) -> None:
-        """From now on segments expand latents where that pays; ``kernel``: for attention to them."""
+        """Let segments expand latents where that pays; ``kernel``: for attention to them."""
         self._expansion, self._expanded_kernel = expansion, kernel
         self._fewest_queries = expansion.fewest_queries
 
@@ -108,7 +108,7 @@ class TorchPass:
         return (segments, chosen) if len(chosen) else None
 
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
-        """Of a pass over the cache."""
+        """The attention of a pass over the cache."""
         found = self.expanded_segments(batch)
         if found is None:
             return self._attention(batch, pages_SP)

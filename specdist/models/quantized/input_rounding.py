@@ -53,13 +53,14 @@ class LastInput:
         return self._rounded
 
     def keep(self, inputs: Tensor, reading: Hashable, reader: object, rounded: RoundedInput) -> None:
-        """Until another is kept."""
+        """Keep a rounded input until another is kept."""
         self._inputs, self._rounded = weakref.ref(inputs), rounded
         self._reading, self._readers = reading, [reader]
 
 
 def round_tokens(form: LayerFormat, x_TK: Tensor) -> RoundedInput:
-    """With a scale for each, by the project's kernel. Raises ValueError for tokens too wide for it."""
+    """Round tokens with a scale for each, by the project's kernel. Raises ValueError for tokens too wide for
+    it."""
     # Triton is not everywhere.
     from specdist.kernels.rounding import rounded_rows
 

@@ -28,7 +28,7 @@ Operator = Callable[..., None]
 
 
 class Kernels(NamedTuple):
-    """Of :mod:`specdist.kernels.recurrent`."""
+    """The kernels of :mod:`specdist.kernels.recurrent`."""
 
     mamba: Operator
     delta_rule: Operator
@@ -36,7 +36,7 @@ class Kernels(NamedTuple):
 
 @functools.cache
 def kernels_on(device: torch.device) -> Kernels | None:
-    """None where plain operations are used."""
+    """The kernels for a device; None where plain operations are used."""
     if device.type != "cuda":
         return None
     trial = first_right({"Triton kernels": _kernels}, lambda kernels: check(kernels, device))
@@ -93,7 +93,7 @@ def check(kernels: Kernels, device: torch.device) -> None:
 def one_by_one_mamba(
     state: Tensor, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of sequences [S, L, ...]: outputs, and the states after 0, 1, ... tokens."""
+    """Run sequences [S, L, ...]: outputs, and the states after 0, 1, ... tokens."""
     states, outputs = [state], []
     for step, of_x, of_b, of_c in zip(*(each.unbind(1) for each in (steps, x, b, c)), strict=True):
         repeats = of_x.shape[1] // of_b.shape[1]

@@ -156,7 +156,7 @@ def _compare(
     found: OnChunk, one_by_one: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *tokens: Tensor,
     of_layer: tuple[Tensor, ...] = (), dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """With one token after the other in float64. Raises ValueError."""
+    """Compare with one token after the other in float64. Raises ValueError."""
     output, after = found(state.clone(), *tokens, *of_layer)
     of_sequence = (part.double()[None] for part in tokens)
     outputs, states = one_by_one(state.double(), *of_sequence, *(part.double() for part in of_layer))

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 
 class Rollback(NamedTuple):
-    """At most ``num_tokens`` are ever rolled back. ``follows_committed``: none is that a pass has followed,
-    so that each pass leaves the state after what it follows."""
+    """How far states go back: at most ``num_tokens`` are ever rolled back. ``follows_committed``: no token is
+    rolled back after another forward has consumed it, so that each pass leaves the state after what it
+    follows."""
 
     num_tokens: int
     follows_committed: bool = False

@@ -178,7 +178,7 @@ def largest_size(checkpoint: Checkpoint, below: int) -> int:
 
 
 def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:
-    """Of attention and feed-forward parts, shared experts among them, what a plan leaves out."""
+    """What a plan leaves out of attention and feed-forward parts, shared experts among them."""
     # Those of towers for images have no index.
     layers = tuple(
         f"{name.rpartition('.')[0]}."
@@ -198,7 +198,7 @@ def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dic
 
 
 def _own_plans(model: PreTrainedModel) -> dict[str, str]:
-    """Those of :data:`PLANS`, of the model or of one within it."""
+    """The styles of :data:`PLANS` for the model or one within it."""
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module.base_model is module:

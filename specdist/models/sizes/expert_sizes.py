@@ -36,7 +36,7 @@ class Experts:
     is_known: bool = True
 
     def rank_bytes(self, tp_size: int, bytes_per_number: int) -> float:
-        """Of one expert on one of so many ranks that each have a part of its inner width."""
+        """Bytes of one expert on one of so many ranks that each have a part of its inner width."""
         own = self.width // tp_size
         if self.form is None or (self.form.is_halved and own % 2):
             return self.num_numbers * bytes_per_number / tp_size
@@ -48,12 +48,12 @@ class Experts:
 
     @property
     def num_all_numbers(self) -> int:
-        """Of all experts of all these layers."""
+        """The numbers of all experts of all these layers."""
         return self.num_layers * self.num_experts * self.num_numbers
 
     @property
     def num_own_numbers(self) -> int:
-        """Of those that a token runs through, in all these layers."""
+        """The numbers of the experts that a token runs through, in all these layers."""
         return self.num_layers * self.num_chosen * self.num_numbers
 
     def num_distinct(self, num_tokens: float) -> float:
@@ -67,8 +67,8 @@ class Experts:
         return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
 
     def num_read(self, num_tokens: float, tp_size: int, *, is_whole: bool) -> float:
-        """Of these, what a rank reads a part of; of whole ones what the rank reads that has the most of them,
-        if ranks choose by themselves."""
+        """The experts that a rank reads a part of; of whole ones what the rank reads that has the most of
+        them, if ranks choose by themselves."""
         distinct = self.num_distinct(num_tokens)
         if not is_whole:
             return distinct

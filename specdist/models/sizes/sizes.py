@@ -143,7 +143,7 @@ class ModelSize:
         return self.num_quantized / tp_size + self.num_whole_quantized
 
     def _parts_of_experts(self, tp_size: int) -> int:
-        """Into how many parts each is cut."""
+        """The number of parts that each expert is cut into."""
         return 1 if self.has_whole_experts else tp_size
 
     def expert_bytes(self, tp_size: int, num_tokens: float) -> float:

@@ -42,7 +42,8 @@ class ExpertSample:
 
     @staticmethod
     def of(model: nn.Module, config: Any) -> ExpertSample | None:
-        """None where it would hardly be smaller, or routers are not known here. ``config``: of texts."""
+        """The sample of a model; None where it would hardly be smaller, or routers are not known here.
+        ``config``: of texts."""
         counts = tuple(name for name in EXPERT_COUNTS if getattr(config, name, None))
         numbers = {getattr(config, name) for name in counts}
         top_k = next((found for name in CHOSEN_COUNTS if (found := getattr(config, name, None))), None)
@@ -86,7 +87,7 @@ class ExpertSample:
         return found
 
     def renamed(self, stored_name: str) -> str | None:
-        """With the number of a single expert among those chosen; None for another expert."""
+        """The name with the number of a single expert among those chosen; None for another expert."""
         found = NUMBER.search(stored_name)
         if found is None:
             return stored_name

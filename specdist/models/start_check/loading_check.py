@@ -171,7 +171,7 @@ def _of_all_ranks(part: Part, group: dist.ProcessGroup | None) -> list[Part]:
 
 
 def _repeated(quantity: str, wanted: Tensor, parts: Sequence[dict[str, Tensor]]) -> Tensor:
-    """As the ranks together have it: with fewer key/value heads than ranks each has one."""
+    """The quantity as the ranks together have it: with fewer key/value heads than ranks each has one."""
     if quantity == "logits" or quantity not in parts[0]:
         return wanted
     width = parts[0][quantity].shape[1]

@@ -164,8 +164,8 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     of_layers: dict[str, Tensor | QuantizedWeight] = {}
 
     def renamed(name: str, taken: Iterable[str]) -> str | None:
-        """As in the model of the sample's layers only; None for another layer. ``taken``: its names in the
-        whole model, which tell other lists of layers, such as a vision tower's."""
+        """The name in the model of the sample's layers only; None for another layer. ``taken``: its names in
+        the whole model, which tell other lists of layers, such as a vision tower's."""
         match = in_layer.search(name)
         if match is None or (taken and not any(each.startswith(stack) for each in taken)):
             return name
@@ -297,7 +297,7 @@ def run_reference(
 
 @torch.inference_mode()
 def _run_tokens(model: PreTrainedModel, sample: Sample, device: torch.device) -> dict[str, Tensor]:
-    """As one text, in one pass."""
+    """Run the tokens as one text, in one pass."""
     token_ids_1T = torch.from_numpy(sample.tokens).to(device)[None]
     # Without it, gaps between positions would be taken for the ends of texts.
     has_mask = cache_argument(model.forward) != STATES_ARGUMENT

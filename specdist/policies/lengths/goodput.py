@@ -257,8 +257,8 @@ class Goodput(RegisteredPolicy):
         return self._best_lengths(survival_RB.ravel(), np.full(num_rows, num_places), round.num_rows, *both)
 
     def _passes_ns(self, round: RoundContext, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the round's pass with so many candidates more, and of one without prompts: these cost the same
-        in any case, so that a rate is that of a round without them."""
+        """Times of the round's pass with so many candidates more, and of one without prompts: these cost the
+        same in any case, so that a rate is that of a round without them."""
         pass_ns = self._spent.target_ns(round.num_pass_tokens + counts, round)
         if round.num_pass_tokens == round.num_rows:
             return pass_ns, pass_ns
@@ -352,7 +352,7 @@ class Goodput(RegisteredPolicy):
         return resolved_DR * chances_DR
 
     def _most_steps(self, round: RoundContext, num_drafted: int) -> int:
-        """For how many further steps the round has room."""
+        """The number of further steps that the round has room for."""
         most_tokens, room = self.max_draft_tokens, round.most_tokens
         return (most_tokens if room is None else min(most_tokens, room)) - num_drafted
 

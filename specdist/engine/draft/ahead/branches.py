@@ -274,7 +274,7 @@ class DraftBranches:
         )
 
     def finish(self) -> None:
-        """To be called before the next pass over these sequences."""
+        """Finish, before the next pass over these sequences."""
         after_reply, self._after_reply = self._after_reply, lambda: None
         after_reply()
 

@@ -95,7 +95,7 @@ class AheadDrafter:
         return num_seqs, float(self._draft_state.num_committed[slots].sum() / num_seqs)
 
     def round_now(self, request: ProposalRequest) -> RoundContext:
-        """For what is drafted before the reply."""
+        """The round's context for what is drafted before the reply."""
         return self._round(request, request.slots_R, len(request.slots_R), is_asynchronous=False)
 
     def _round(

@@ -51,7 +51,7 @@ class FirstAhead:
         )  # fmt: skip
 
     def traced(self, features: TokenFeatures, candidates: Places) -> TracedDrafts | None:
-        """For the trace, if there is one. ``features``: of all tokens."""
+        """What the trace needs, if there is one. ``features``: of all tokens."""
         if self.features is None:
             return None
         return TracedDrafts(

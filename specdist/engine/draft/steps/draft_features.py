@@ -121,7 +121,8 @@ class HeadReader:
         return features_3A
 
     def of_step(self, estimates_A: Tensor, features_3A: Tensor | None) -> Tensor:
-        """Those of a pass and of the draw after it, on the device; ``features``: of what was drawn."""
+        """The estimates of a pass and of the draw after it, on the device; ``features``: of what was
+        drawn."""
         if not self.reads_drawing_state:
             return estimates_A
         assert features_3A is not None

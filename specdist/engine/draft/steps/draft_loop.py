@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 def waits_after_each_step(runner: ModelRunner, pipeline: LogitsPipeline | None) -> bool:
-    """On a device the policy is asked after several steps; on a host that would cost steps. Where logits are
-    processed, the host knows each token before the next one."""
+    """Whether the policy is asked after each step: on a device it is asked after several, which on a host
+    would cost steps. Where logits are processed, the host knows each token before the next one."""
     return not runner.is_asynchronous or pipeline is not None
 
 

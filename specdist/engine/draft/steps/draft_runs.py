@@ -243,7 +243,7 @@ class RunLengths:
         self._weights_D[0] = 0.0
 
     def next(self, num_steps: int) -> int:
-        """Of a drafting that has had ``num_steps`` and goes on."""
+        """The length of the next run of a drafting that has had ``num_steps`` and continues."""
         longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
         return min(max(1, int((longer_D >= longer_D[:1] / 2).sum())), LONGEST_RUN)
 

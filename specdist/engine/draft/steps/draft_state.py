@@ -199,5 +199,5 @@ class DraftState:
         return batch, np.cumsum(positions_A - begins_A) - 1
 
     def random_keys(self, slots_W: np.ndarray, positions_W: np.ndarray) -> RandomKeys:
-        """Of the random numbers that decide the tokens at these positions."""
+        """Keys of the random numbers that decide the tokens at these positions."""
         return RandomKeys(self.stream_keys[slots_W], positions_W, self.num_misses[slots_W])

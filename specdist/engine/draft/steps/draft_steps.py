@@ -63,7 +63,7 @@ class Step(NamedTuple):
     estimates_A: Tensor | None = None
 
     def select(self, keep_A: np.ndarray) -> Step:
-        """Those of a mask."""
+        """The rows of a mask."""
         kept = upload(self.drawn_A.device, np.flatnonzero(keep_A))[0]
         return Step(
             self.active_A[keep_A],
@@ -115,19 +115,19 @@ class GivenSteps(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """On the host: each token's index in the draft batch, its step, and its columns."""
+    """Drawn tokens on the host: each one's index in the draft batch, its step, and its columns."""
 
     index_T: np.ndarray
     depths_T: np.ndarray
     columns_CT: np.ndarray
 
     def select(self, keep_T: np.ndarray | slice) -> DrawnTokens:
-        """Those of a mask, or a part of them."""
+        """The tokens of a mask, or of a slice."""
         return DrawnTokens(self.index_T[keep_T], self.depths_T[keep_T], self.columns_CT[:, keep_T])
 
     @staticmethod
     def joined(parts: list[DrawnTokens]) -> DrawnTokens:
-        """Those of consecutive steps."""
+        """The tokens of consecutive steps."""
         if len(parts) < 2:
             return parts[0] if parts else NO_TOKENS
         index, depths, columns = zip(*parts, strict=True)

@@ -55,8 +55,8 @@ class Feedback:
         is_hit_R: np.ndarray,
         is_rejected_R: np.ndarray,
     ) -> None:
-        """Of the last blocks, before they are forgotten; ``is_rejected_R``: of their drafted tokens, the
-        first that was not accepted is known."""
+        """Keep what was accepted of the last blocks, before they are forgotten; ``is_rejected_R``: of their
+        drafted tokens, the first that was not accepted is known."""
         state = self._draft_state
         num_free_R = state.num_free(slots_R, state.num_candidates[slots_R])
         num_free_accepted_R = state.num_free(slots_R, num_accepted_R)
