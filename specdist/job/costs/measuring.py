@@ -65,12 +65,13 @@ class HostTimes(NamedTuple):
         )
 
 
-# Half of what two cores of a server took (jobs/benchmarks/tables/host-times.md): with a draft on a rank of
-# its own, where a round has a request and its reply, and in one process, where it is the engine's own work.
-# In emulated time, targets of 1B and 8B and 1 to 96 sequences, a run that assumes half is on average as fast
-# as one that knows (0.99 to 1.02). One that assumes nothing has 0.94 to 1.01 of that rate, and one that
-# assumes twice as much 0.88 to 1.
-OWN_RANK = HostTimes(150_000, 300_000, 1_000_000)
+# Two cores of a server took so long for a message (jobs/benchmarks/tables/host-times.md), which decides how
+# often the draft is asked, and twice as long for drafting: with a draft on a rank of its own, where a round
+# has a request and its reply, and in one process, where it is the engine's own work. In emulated time, with
+# targets of 1B and 8B and 1 to 96 sequences, a run that assumes half of all is on average as fast as one that
+# knows (0.99 to 1.02). One that assumes nothing has 0.94 to 1.01 of that rate, and one that assumes twice as
+# much 0.88 to 1.
+OWN_RANK = HostTimes(300_000, 300_000, 1_000_000)
 ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 
 
