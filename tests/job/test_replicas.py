@@ -51,20 +51,6 @@ def test_replicas_share_the_work(shared: tuple[dict[str, Any], Path], tmp_path: 
     assert not any("taken over" in log or "already completed" in log for log in logs)
 
 
-def test_the_others_finish_what_a_killed_replica_had(
-    shared: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
-    """Nothing is started again: the remaining replica does all the rest."""
-    options, undisturbed = shared
-    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
-    with replicas(2, gate=gate, **options, output=output) as processes:
-        gate.let_through(lambda: num_safe_rows(output) >= 5)
-        os.kill(processes[0].pid or 0, signal.SIGKILL)
-        gate.open()
-        assert join_all(processes) == [-signal.SIGKILL, 0]
-    check_whole(output, undisturbed)
-
-
 def test_a_replica_that_is_paused_past_its_leases_age_does_no_harm(
     shared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
