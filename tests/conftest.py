@@ -30,18 +30,13 @@ if shutil.which("nvidia-smi") is None:
 # fast, and before the small ones, with which all workers end at about the same time.
 MANY_TESTS = 30
 LONG = {
-    "gpu/test_counts.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
-    "gpu/test_generate.py", "gpu/test_waits.py", "job/test_buckets.py", "job/test_crash.py",
-    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py",
-    "job/test_waiting.py", "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py",
-    "test_mutants.py",
+    "gpu/test_engine.py", "gpu/test_first_day.py", "job/test_buckets.py", "job/test_crash.py",
+    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py", "job/test_waiting.py",
+    "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py", "test_mutants.py",
 }  # fmt: skip
 # What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs
 # on the fake GPU (its rules, counts and memory are tested in each run), and families one by one.
-RARE = {
-    "gpu/test_ending.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
-    "gpu/test_generate.py", "gpu/test_waits.py", "models/test_family_runs.py",
-}  # fmt: skip
+RARE = {"gpu/test_engine.py", "gpu/test_first_day.py", "models/test_family_runs.py"}
 NUM_SLOWEST = 20
 TESTS = Path(__file__).parent
 # Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.

@@ -91,7 +91,6 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
     from tests.engine import measure_logprobs
-    from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
     from tests.lab import acceptance, public_tables
@@ -108,8 +107,6 @@ def generated() -> dict[str, str]:
         "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
         "tree": tree(),
         "kernels": compiled_kernels(),
-        "device-counts": counts_tables.markdown(),
-        day_tables.GPU: day_tables.markdown(),
         "clouds": clouds.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
