@@ -2,7 +2,6 @@
 
     python jobs/plan.py --target meta-llama/Llama-3.3-70B-Instruct --draft meta-llama/Llama-3.2-1B-Instruct \\
         --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --output_config plan.yaml
-    python jobs/plan.py --target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --memory
 
 The last line on stdout is a JSON document.
 """

@@ -26,13 +26,38 @@ os.environ["SPECDIST_COSTS"] = "off"
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The files that take longest, as `--durations 50` shows. They begin after those of many tests, which are
-# fast, and before the small ones, with which all workers end at about the same time.
-MANY_TESTS = 30
+# The files that take longest, in seconds of a busy machine with two cores, as each run shows them: they begin
+# first, and ``--quick`` leaves them out.
 LONG = {
-    "gpu/test_engine.py", "gpu/test_first_day.py", "job/test_buckets.py", "job/test_crash.py",
-    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py", "job/test_waiting.py",
-    "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py", "test_mutants.py",
+    "models/test_precision.py": 329, "engine/test_distribution.py": 276, "engine/test_greedy.py": 242,
+    "job/test_crash.py": 228, "test_mutants.py": 75, "slurm/test_run.py": 217,
+    "kernels/test_paged_attention.py": 70,
+    "random_runs/test_random_runs.py": 180, "job/test_buckets.py": 173, "job/test_signals.py": 172,
+    "engine/test_policies.py": 140, "job/test_status.py": 140, "job/test_faults.py": 138,
+    "engine/test_recurrent.py": 131, "engine/test_goodput.py": 128, "job/test_waiting.py": 127,
+    "lab/test_benchmark.py": 121, "training/drafts/test_distill.py": 121, "job/test_end_to_end.py": 120,
+    "kernels/test_sampling.py": 45, "engine/test_windowed_pages.py": 113, "engine/test_heads.py": 109,
+    "models/test_loading_check.py": 107, "models/test_parity.py": 102, "engine/test_draft_cache.py": 100,
+    "engine/test_processing.py": 99, "engine/test_row_identity.py": 95, "job/test_few_packages.py": 95,
+    "engine/test_slices.py": 94, "job/test_gpt_pairs.py": 87, "engine/test_identity.py": 84,
+    "models/test_quantized.py": 79, "lab/plan/test_job.py": 79,
+    "training/collect/test_resume.py": 78, "job/test_invariance.py": 76, "job/test_replicas.py": 76,
+    "engine/test_tracing.py": 73, "engine/test_constraints.py": 68, "engine/test_sprinter.py": 67,
+    "job/test_policies.py": 65, "engine/test_rope_borders.py": 65, "job/test_orphans.py": 65,
+    "job/test_refusals.py": 64, "job/test_one_round.py": 63, "job/test_trace.py": 62,
+    "models/test_mixtures.py": 61, "engine/test_faults.py": 60, "engine/test_sinks.py": 59,
+    "job/test_goodput.py": 59, "results/report/test_page.py": 56, "lab/test_train_drafter.py": 56,
+    "lab/plan/test_launch.py": 54, "test_offline.py": 53, "job/test_disks.py": 53,
+    "kernels/test_fusing.py": 53, "job/test_heads.py": 53, "job/test_half_precision.py": 51,
+    "job/test_recurrent.py": 50, "job/test_mixtures.py": 49, "job/test_row_options.py": 48,
+    "lab/demo/test_text.py": 48, "engine/test_latents.py": 48, "lab/plan/test_sweep.py": 47,
+    "training/heads/test_training.py": 47, "test_readme_commands.py": 46,
+    "lab/plan/test_calibration.py": 43, "kubernetes/test_job.py": 42, "engine/test_coupling.py": 42,
+    "job/test_relaunch.py": 39, "job/test_measured_starts.py": 38,
+    "models/test_latent.py": 37, "test_cli.py": 36, "models/test_sizes.py": 36,
+    "models/drafters/test_recorded.py": 35, "lab/emulation/test_modes.py": 35,
+    "models/test_quantized_experts.py": 35, "engine/test_branches.py": 35, "job/test_ngram_draft.py": 32,
+    "engine/test_detokenizer.py": 32, "models/test_wrappers.py": 32,
 }  # fmt: skip
 # What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs
 # on the fake GPU (its rules, counts and memory are tested in each run), and families one by one.
@@ -72,10 +97,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole files in the order in which workers shall begin them, see run.sh."""
     sizes = Counter(item.path for item in items)
 
-    def place(item: pytest.Item) -> tuple[int, int, str]:
-        size, name = sizes[item.path], item.path.relative_to(TESTS).as_posix()
-        stage = 1 if name in LONG else 0 if size > MANY_TESTS else 2
-        return stage, -size, name
+    def place(item: pytest.Item) -> tuple[bool, int, int, str]:
+        name = item.path.relative_to(TESTS).as_posix()
+        return name not in RARE, -LONG.get(name, 0), -sizes[item.path], name
 
     items.sort(key=place)
     for item in items:

@@ -1,8 +1,9 @@
 """The tests of a change: ``python -m tests.quick`` runs what ``bash tests/run.sh --quick`` does after lint.
 
-These are test files that were changed, those that import a changed module themselves, and the unit tests of
-sampling, policies and the engine. A change is what differs from where this branch left ``main`` (on ``main``:
-from the commit before), committed or not.
+These are test files that were changed, those that import a changed module themselves or are called like it in
+its room, and the unit tests of sampling, policies and the engine; without those that take long (``LONG`` and
+``RARE`` in tests/conftest.py) unless they were changed. A change is what differs from where this branch left
+``main`` (on ``main``: from the commit before), committed or not.
 """
 
 from __future__ import annotations
@@ -30,13 +31,25 @@ def files_to_run(changed: list[Path]) -> list[str]:
     """Test files to run, by their paths in the repository."""
     tests = REPOSITORY / "tests"
     modules = {module_name(path) for path in changed}
-    skipped = {tests / name for name in LONG | RARE}
+    mirrors = {_mirror(path) for path in changed}
+    skipped = {tests / name for name in LONG.keys() | RARE}
     found = []
     for path in sorted(tests.rglob("test_*.py")):
-        is_touched = not modules.isdisjoint(imported_modules(path))
+        is_touched = _place(path) in mirrors or not modules.isdisjoint(imported_modules(path))
         if path in changed or (path not in skipped and (_is_unit_test(path) or is_touched)):
             found.append(path.relative_to(REPOSITORY).as_posix())
     return found
+
+
+def _place(path: Path) -> tuple[str, str]:
+    """The room, and the file's name."""
+    return path.relative_to(REPOSITORY).parts[1], path.name
+
+
+def _mirror(path: Path) -> tuple[str, str]:
+    """The place of the test file that is called like this one."""
+    room, name = _place(path)
+    return room, f"test_{name}"
 
 
 def _is_unit_test(path: Path) -> bool:

@@ -9,7 +9,6 @@ import ast
 import json
 import re
 import shlex
-import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,17 +88,7 @@ def generated() -> dict[str, str]:
     from specdist.data.stats.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
-    from tests import elsewhere
-    from tests.engine import measure_logprobs
-    from tests.headlines import headlines
-    from tests.job import clouds
-    from tests.lab import acceptance, public_tables
-    from tests.lab.emulation import experts as emulated_experts
-    from tests.lab.emulation import policies as emulated_policies
-    from tests.lab.plan import sweep, validated
-    from tests.models import family_table, quantized_formats
-    from tests.models.heads import tables as heads_tables
-    from tests.sampling.constraints import tables as constraint_tables
+    from tests.models import family_table
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -107,27 +96,9 @@ def generated() -> dict[str, str]:
         "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
         "tree": tree(),
         "kernels": compiled_kernels(),
-        "clouds": clouds.markdown(),
-        "rounds": sweep.markdown(),
-        "plan-validated": validated.markdown(),
-        "public": public_tables.markdown(),
-        "fault-injection": fault_injection(),
-        "drafters": acceptance.drafters_markdown(),
-        "elsewhere": elsewhere.markdown(),
-        "constrained": constraint_tables.markdown(),
-        "logprobs-cost": measure_logprobs.markdown(),
-        "quantized": quantized_formats.markdown(),
         "families": family_table.markdown(),
+        "main-families": family_table.main_families(),
         "plan": f"```\n{plan()}\n```",
-        "emulation": emulation(),
-        "host-times": host_times(),
-        "emulated": emulated(),
-        "policies-emulated": emulated_policies.markdown(
-            REPOSITORY / "jobs/benchmarks/policies-emulated.json"
-        ),
-        "experts-emulated": emulated_experts.markdown(),
-        **headlines(),
-        **heads_tables.markdown(),
     }
 
 
@@ -148,64 +119,6 @@ def compiled_kernels() -> str:
         for name in names
     ]
     return "\n".join(lines)
-
-
-def emulation() -> str:
-    """The results of ``python -m tests.lab.emulation --emulate``."""
-    from tests.lab.emulation.results import EmulationResult
-
-    files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
-    return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
-
-
-def emulated() -> str:
-    """What a user would quote of the defaults, wherever the draft is."""
-    from tests.lab.emulation import placements
-
-    given = placements.given()
-    text = (
-        "Several GPUs have not been measured yet. In virtual time, at the pace that `jobs/plan.py` predicts "
-        "from published peaks and assumed shares of them, this is tokens/s per GPU of a 70B target, in "
-        "bfloat16 on 4 H100s or in FP8 on 2, with the default options and a 1B draft on the target's rank 0 "
-        f"(shared) or on a GPU of its own, which counts (acceptance {given['acceptance']:g}, greedy, prompts "
-        f"of {given['prompt_tokens']:,} and completions of {given['output_tokens']:,} tokens, as many "
-        "sequences as memory holds; in brackets, times the target alone):"
-    )
-    worth = [f"{most} sequences ({name})" for name, most in placements.worth_its_gpu().items() if most]
-    after = (
-        f"Per GPU, one of the draft's own is worth it up to {' or '.join(worth)}; else rank 0 is the better "
-        "place, and the other GPUs run more replicas. A run whose draft will hardly use its GPU says so when "
-        "it starts. More: [measurements](jobs/benchmarks/README.md)."
-    )
-    fill = {"width": 118, "break_on_hyphens": False, "break_long_words": False}
-    return "\n\n".join([textwrap.fill(text, **fill), placements.markdown(), textwrap.fill(after, **fill)])
-
-
-def fault_injection() -> str:
-    """What injected faults did to replicas, as a table."""
-    from specdist.utils.table import Table
-
-    rows = []
-    for entry in json.loads(
-        (REPOSITORY / "jobs/benchmarks/fault-injection.json").read_text(encoding="utf-8")
-    )["injections"]:
-        done, _, found = entry["last_line"].partition(": ")
-        assert found == "all rows there, once, every byte the same"
-        killed, vanished, paused, sub_shards, runs = map(int, re.findall(r"\d+", done))
-        options = entry["command"].partition(" tests.job.fault_injection ")[2].partition(" --output")[0]
-        rows.append(
-            {"options": f"`{options}`", "runs": runs, "killed": killed, "of them vanished": vanished,
-             "paused": paused, "sub-shards at work": sub_shards, "minutes": round(entry["seconds"] / 60)}
-        )  # fmt: skip
-    return Table.of(rows, num_names=1).markdown()
-
-
-def host_times() -> str:
-    """The host's time between two passes, before and after."""
-    from tests.lab.emulation.host_times import table
-
-    path = REPOSITORY / "jobs/benchmarks/host-times.json"
-    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def plan() -> str:

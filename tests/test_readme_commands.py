@@ -224,5 +224,5 @@ def test_python_of_the_readme_runs(block: str, here: Path, monkeypatch: pytest.M
 
 def test_a_command_that_no_test_runs_is_noticed() -> None:
     """The blocks are found at all, and few commands are excepted."""
-    assert len(COMMANDS) > 10 and len(RUN_HERE) > 8 and len(blocks("python")) >= 5
+    assert len(COMMANDS) > 10 and len(RUN_HERE) > 8 and len(blocks("python")) >= 4
     assert os.environ["HF_HUB_OFFLINE"] == "1", "no command of the README may need a network here"

@@ -56,26 +56,26 @@ def _hf_argument_parser() -> Any:
 if not TYPE_CHECKING:
     _PARSING = _hf_argument_parser()
     HfArgumentParser, string_to_bool = _PARSING.HfArgumentParser, _PARSING.string_to_bool
-# Of plain values of YAML; others are asked for by name, such as !!binary.
+# The tags of YAML's plain values; others are asked for by name, such as !!binary.
 YAML_TAG = "tag:yaml.org,2002:"
 NULL = f"{YAML_TAG}null"
 PLAIN_TAGS = frozenset(
     f"{YAML_TAG}{kind}" for kind in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
 )
 GROUP_TITLE = "_argument_group_name"
-# In a configuration: which of its path options may be URLs, too.
+# The attribute of a configuration for path options that may be URLs, too.
 URL_OPTIONS = "_url_options"
 # And those that its --help shows, one line each; all of them are shown by --help all.
 MAIN_OPTIONS = "_main_options"
-# In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
+# The attribute, where a job generates, too, for the options of jobs/generate.py that it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
     ["against", "leases", "config", "data", "draft", "draft_adapter", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
-     "output_config", "outputs", "picture", "prompts", "run", "cache_dir",
-     "target", "target_adapter", "trace"]
+     "output_config", "outputs", "prompts", "run", "cache_dir",
+     "target", "target_adapter"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter"})
 
@@ -105,7 +105,8 @@ def parse_arguments(
 def parse_given(
     config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
 ) -> tuple[Config, frozenset[str]]:
-    """As :func:`parse_arguments`, and the names of the options that were given, in the file or otherwise."""
+    """Parse as :func:`parse_arguments` does; return also the names of the options that were given, in the
+    file or otherwise."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if positional is not None and arguments and not arguments[0].startswith("-"):
         arguments[0] = f"--{positional}={arguments[0]}"
@@ -126,7 +127,7 @@ def parse_given(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Its errors are a :class:`UserError` that names an option, a rule and a remedy; no usage is printed."""
+    """A parser whose errors are a :class:`UserError` with option, rule and remedy; no usage is printed."""
 
     # Where an option of the YAML file stands, for messages.
     places: Mapping[str, str] = {}
@@ -280,7 +281,8 @@ class YamlOptions:
         self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
 
     def options(self) -> dict[str, tuple[int, yaml.Node]]:
-        """By name, each with its line, from 1. Raises :class:`UserError` if the file is not a mapping."""
+        """Values by option's name, each with its line, from 1. Raises :class:`UserError` if the file is not a
+        mapping."""
         root = self._loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"--config {self.path} must be a mapping of option names to values")

@@ -265,7 +265,7 @@ def values_of(config: Any, *groups: type[Any]) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for group in groups for item in dataclasses.fields(group)}
 
 
-# Of a row's own options, too.
+# These rules hold for a row's own options, too.
 RULES: Mapping[str, Rule] = {
     item.name: item.metadata[RULE] for item in dataclasses.fields(CompletionOptions) if RULE in item.metadata
 }

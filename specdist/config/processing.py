@@ -12,9 +12,9 @@ from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, Rule, within
 
 FINITE = Rule(math.isfinite, "must be a finite number; 0 penalises none")
-# Of one text these would take every character.
+# Given one text, these would take every character.
 TEXT_LISTS = ("logit_bias", "bad_words")
-# Of these every position of a pass has numbers of its own.
+# Every position of a pass has numbers of its own of these.
 DISTRIBUTION_OPTIONS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip

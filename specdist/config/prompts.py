@@ -91,7 +91,7 @@ class ChatOptions:
 
     @property
     def chat_fingerprint(self) -> dict[str, Any]:
-        """For the manifest; nothing without these options, which older runs do not have."""
+        """The chat options in the manifest; nothing without them, as in older runs."""
         found = {
             "system_prompt": self.system_prompt,
             "chat_template_kwargs": dict(self.chat_format.variables) or None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# By the class that :func:`specdist.job.run.manifest.reproducibility` decides.
+# What the seed fixes, by the class that :func:`specdist.job.run.manifest.reproducibility` decides.
 SEED_FIXES = {
     "tokens": "The seed fixes the tokens, up to floating point, whatever the batch, the shards or a restart.",
     "distribution": "The seed fixes the distribution but not the tokens: they depend on the rest of "
@@ -22,6 +22,6 @@ TOKENS_ROUND = (
 
 
 def seed_fixes(reproducibility: str, *, is_up_to_rounding: bool) -> str:
-    """Both as in the manifest."""
+    """What the seed fixes, for people. Both arguments are as in the manifest."""
     rounds = reproducibility == "tokens" and is_up_to_rounding
     return SEED_FIXES[reproducibility] + (f" {TOKENS_ROUND}" if rounds else "")

@@ -13,7 +13,7 @@ from specdist.utils.rules import Refusal, Refusals
 NGRAM = "ngram"
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 NGRAM_POLICIES = ("goodput", "fixed")
-# Of a job that measures or trains with a draft model.
+# The rule of a job that measures or trains with a draft model.
 NEEDS_MODEL: Refusal = (
     "draft", lambda o: o.draft == NGRAM,
     "is not a model, and this job needs a draft model: give its folder or hub id; jobs/generate.py takes "

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 class Column(NamedTuple):
-    """Its type, and what its values mean."""
+    """A column's type, and what its values mean."""
 
     type: pa.DataType
     meaning: str
@@ -51,7 +51,7 @@ OUTPUT_COLUMNS = {
         "tokens per speculative step, 1 + accepted / steps, as vLLM defines it; null without any step",
     ),
 }
-# By the option that asks for them, in the order in which they are written.
+# The columns by the option that asks for them, in the order in which they are written.
 OPTIONAL_COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "logprobs": {
         "logprobs": Column(
@@ -112,7 +112,7 @@ OPTIONAL_COLUMNS: Mapping[str, Mapping[str, Column]] = {
 
 
 def columns_of(options: Iterable[str]) -> dict[str, Column]:
-    """Those of a run with these options."""
+    """The output columns of a run with these options."""
     given = set(options)
     extra = (columns for option, columns in OPTIONAL_COLUMNS.items() if option in given)
     return OUTPUT_COLUMNS | dict(chain.from_iterable(columns.items() for columns in extra))

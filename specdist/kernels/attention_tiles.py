@@ -16,7 +16,7 @@ LEAST_ROWS, MOST_ROWS = 16, 64
 KEYS_OF_WIDTHS = {16: 128, 32: 128, 64: 128, 128: 64}
 WIDE_ROWS, WIDE_KEYS = 32, 32
 FLOAT32_BLOCK = 16
-# Of wider values than these a tile holds fewer rows, and fewer of the heads that share a key.
+# For wider values than these a tile holds fewer rows, and fewer of the heads that share a key.
 WIDEST_WHOLE, WIDEST_ROWS, MOST_HEADS = 256, 32, 16
 # Without contraction into fused multiply-adds both ways to join splits round alike.
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
@@ -37,8 +37,8 @@ class Tile:
 
     @staticmethod
     def of(width: int, num_repeats: int, dtype: torch.dtype, num_queries: int, rest_width: int = 0) -> Tile:
-        """For values of this width and keys of ``rest_width`` more, ``num_repeats`` heads of a program that
-        share a key/value head, and segments of at most so many queries."""
+        """The tile for values of this width and keys of ``rest_width`` more, ``num_repeats`` heads of a
+        program that share a key/value head, and segments of at most so many queries."""
         least_rows = triton.next_power_of_2(num_repeats)
         if dtype == torch.float32:
             options = {"num_warps": 8, "maxnreg": 255}
@@ -59,8 +59,8 @@ class Tile:
 
 
 def heads_of_program(width: int, num_repeats: int) -> tuple[int, int]:
-    """Of ``num_repeats`` heads that share a key/value head of this width those that a program takes, and the
-    number of programs that take them all."""
+    """How many of the ``num_repeats`` heads that share a key/value head of this width a program takes, and
+    the number of programs that take them all."""
     most = MOST_HEADS if width > WIDEST_WHOLE else num_repeats
     num_heads = max(each for each in range(1, most + 1) if num_repeats % each == 0)
     return num_heads, num_repeats // num_heads

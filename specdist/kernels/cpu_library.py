@@ -20,8 +20,6 @@ HEADERS = [PASS_SOURCE.with_name(name) for name in ("cpu_products.h", "cpu_tiles
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp")
 COMPILE_SECONDS = 120
-# Raised where a library cannot be compiled.
-NOT_COMPILED = (OSError, subprocess.SubprocessError)
 CPU_INFO = Path("/proc/cpuinfo")
 # Lines of it that tell the instructions that the processor has.
 INSTRUCTIONS = ("flags", "Features", "model name")

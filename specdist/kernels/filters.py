@@ -31,7 +31,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 # The first limit is a quarter of a nat below the largest score, each further one twice as far.
 NUM_LIMITS, NEAREST = tl.constexpr(8), tl.constexpr(0.25)
 DIGIT_BITS = tl.constexpr(4)
-# So many distinguish all numbers of a dtype as float32: sign, exponent and the dtype's mantissa.
+# The digits that distinguish all numbers of a dtype as float32: sign, exponent and the dtype's mantissa.
 NUM_DIGITS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
 KEY_OF_MINUS_INFINITY, KEY_OF_INFINITY = tl.constexpr(0x007FFFFF), tl.constexpr(0xFF800000)
 # What is noted of a row, float32 [P] each: a part's largest logit, its mass beside that, how many of its
@@ -185,7 +185,7 @@ def _read_list(listed_row, firsts_B, counts_B, step, columns: tl.constexpr):
 
 @triton.jit
 def _mass(listed_row, firsts_B, counts_B, num_rounds, largest, temperature, least, columns: tl.constexpr):
-    """Of the listed ids with a logit of at least ``least``."""
+    """The mass of the listed ids with a logit of at least ``least``."""
     masses_B = tl.zeros(counts_B.shape, tl.float32)
     for step in range(num_rounds):
         parts = _read_list(listed_row, firsts_B, counts_B, step, columns)
@@ -312,7 +312,7 @@ def normalize_kernel(
 
 
 def constants(num_ids: int, dtype: torch.dtype) -> dict[str, int]:
-    """Of the kernels for so many ids."""
+    """Constants of the kernels for so many ids."""
     parts = triton.next_power_of_2(triton.cdiv(num_ids, BLOCK))
     columns = max(1, THREADS // parts)
     return {"block": BLOCK, "parts": parts, "columns": columns, "num_digits": NUM_DIGITS[dtype]}

@@ -17,7 +17,7 @@ from specdist.kernels.filters import BLOCK, OPTIONS, processed_probabilities
 
 __all__ = ["draw", "processed_probabilities", "race"]
 
-# Of a random number in (0, 1), as in specdist.sampling.random.
+# The bits of a random number in (0, 1), as in specdist.sampling.random.
 UNIFORM_BITS = 52
 
 

@@ -51,7 +51,7 @@ def report(given: Namespace) -> tuple[str, dict[str, Any]]:
     """Write the report; the text and the document to print. Raises :class:`UserError`."""
     if URL.match(given.outputs[0]) and given.folder is None:
         raise UserError(f"{given.outputs[0]} is a URL: name a folder for the report with --folder")
-    # Its pictures take time to import.
+    # The report's pictures take time to import.
     from specdist.results.report import write_report
 
     outputs = [mirrored(output) for output in given.outputs]

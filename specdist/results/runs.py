@@ -222,8 +222,8 @@ def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowRes
 
 
 def _is_now_finished(folder: RunFolder, shard: int) -> bool:
-    """Of a shard that was not complete a moment ago. Raises UserError for a finished shard whose files are
-    missing or damaged."""
+    """Whether a shard that was not complete a moment ago is now. Raises UserError for a finished shard whose
+    files are missing or damaged."""
     if ShardRecord.read(folder.record_path(shard)) is None:
         return False
     if not folder.is_complete(shard):

@@ -63,7 +63,8 @@ def draft_distributions(
 
 @dataclass(frozen=True)
 class BranchEstimates:
-    """For each position: the probability that the drawn token is accepted, and the alternatives to it.
+    """What is estimated of each position: the probability that the drawn token is accepted, and the
+    alternatives to it.
 
     ``chances_NA``: the probability that the drawn token is rejected and this alternative takes its place; 0
     for the drawn token itself. The likeliest come first.
@@ -130,12 +131,12 @@ def draft_features(
     """
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     if settings.processing is not None:
-        # Of a token that is not allowed, 0 times minus infinity would be no number.
+        # For a token that is not allowed, 0 times minus infinity would be no number.
         logits_NV = logits_NV.clamp(min=torch.finfo(logits_NV.dtype).min)
     probabilities_NV = logits_NV.softmax(dim=1) if undecided is None else undecided.probabilities_NV
     top_N = probabilities_NV.amax(dim=1)
     if settings.processing is not None:
-        # Of a temperature of each position's own, and with tokens left out.
+        # Entropies at each position's own temperature, and with tokens left out.
         entropies_N = torch.special.entr(probabilities_NV).sum(dim=1)
     else:
         lead_N = logits_NV.amax(dim=1) - torch.linalg.vecdot(probabilities_NV, logits_NV)

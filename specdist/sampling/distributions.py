@@ -20,7 +20,7 @@ from specdist.sampling.processing.filters import plain_probabilities
 from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.row_filters import RowFilters
 
-# In a token id's place where the logits are not finite; other placeholders are -1.
+# The placeholder of a token id where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
 
 
@@ -69,7 +69,8 @@ class OneHot:
 
     @staticmethod
     def of_largest(scores_NV: Tensor) -> OneHot:
-        """At each distribution's largest score, the lowest id of equal ones. NaN counts as the largest."""
+        """One-hot distributions at the largest score of each, the lowest id of equal ones. NaN counts as the
+        largest."""
         largest_N1 = scores_NV.argmax(dim=1, keepdim=True)
         is_finite_N1 = scores_NV.gather(1, largest_N1).isfinite()
         return OneHot(largest_N1.where(is_finite_N1, NOT_FINITE)[:, 0])

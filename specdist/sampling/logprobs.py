@@ -25,7 +25,7 @@ PROMPT_PIECE = 256
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Of M tokens, on the host.
+    """Log-probabilities of M tokens, on the host.
 
     Attributes:
         raw_M: float32, the logarithm of the softmax of the target's logits, as of a plain forward pass.
@@ -74,8 +74,8 @@ def partial_scores(
 
 
 def whole_logprobs(raw_MV: Tensor, token_ids_M: Tensor, num_top: int, processed_M: Tensor | None) -> Logprobs:
-    """From logits of the whole vocabulary. ``processed``: log-probabilities after processing; None: as before
-    it."""
+    """Log-probabilities from logits of the whole vocabulary. ``processed``: log-probabilities after
+    processing; None: as before it."""
     raw_MV = raw_MV.to(torch.promote_types(raw_MV.dtype, torch.float32))
     top_MK = raw_MV.topk(num_top, dim=1)
     normalisers_M1 = raw_MV.logsumexp(dim=1, keepdim=True)
@@ -86,7 +86,7 @@ def whole_logprobs(raw_MV: Tensor, token_ids_M: Tensor, num_top: int, processed_
 
 
 def whole_prompt_logprobs(logits_PV: Tensor, token_ids_P: Tensor, num_top: int) -> Logprobs:
-    """Of tokens that are not drawn. A few at a time: there may be thousands."""
+    """Log-probabilities of tokens that are not drawn. A few at a time: there may be thousands."""
     pieces = zip(logits_PV.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
     found = [whole_logprobs(piece_MV, own_M, num_top, None) for piece_MV, own_M in pieces]
     columns = (tuple(getattr(each, field.name) for each in found) for field in dataclasses.fields(Logprobs))
@@ -94,13 +94,14 @@ def whole_prompt_logprobs(logits_PV: Tensor, token_ids_P: Tensor, num_top: int) 
 
 
 def partial_prompt_scores(logits_Pv: Tensor, ids: range, token_ids_P: Tensor, num_top: int) -> Tensor:
-    """As :func:`partial_scores`, of tokens that are not drawn. A few at a time: there may be thousands."""
+    """Scores as :func:`partial_scores` gives them, of tokens that are not drawn. A few at a time: there may
+    be thousands."""
     pieces = zip(logits_Pv.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
     return torch.cat([partial_scores(piece_Mv, piece_Mv, ids, own_M, num_top) for piece_Mv, own_M in pieces])
 
 
 def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None = None) -> Logprobs:
-    """Of all slices. ``processed``: log-probabilities that are known already."""
+    """Log-probabilities from all slices. ``processed``: log-probabilities that are known already."""
     own_4SM = packed_SMC[:, :, :NUM_OWN].permute(2, 0, 1)
     normalisers_M = own_4SM[0].logsumexp(dim=0)
     raw_M = own_4SM[1].amax(dim=0) - normalisers_M
@@ -117,7 +118,7 @@ def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None
 
 
 def _fetched(columns_MC: Tensor, num_top: int) -> Logprobs:
-    """By one copy of the token's own numbers, and of the likeliest ones' with their ids."""
+    """Copy the token's own numbers, and the likeliest ones' with their ids, at once."""
     numbers = columns_MC.cpu().numpy()
     return Logprobs(
         raw_M=numbers[:, 0].astype(np.float32),

@@ -14,7 +14,7 @@ import torch
 from specdist.sampling.distributions import Dense
 from specdist.sampling.uploads import upload
 
-# In the place of a rejected candidate's id: none was rejected, and the token is drawn from P.
+# The placeholder of a rejected candidate's id: none was rejected, and the token is drawn from P.
 NONE_REJECTED = -1
 
 

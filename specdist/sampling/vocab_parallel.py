@@ -38,7 +38,7 @@ class Winners:
     heights_N: Tensor
 
     def packed(self) -> Tensor:
-        """Both in one float64 tensor [2, N], which is exact for token ids."""
+        """Scores and ids in one float64 tensor [2, N], which is exact for token ids."""
         return torch.stack([self.heights_N, self.token_ids_N.to(torch.float64)])
 
 

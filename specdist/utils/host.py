@@ -50,7 +50,7 @@ class Waiting:
 
     @property
     def ns(self) -> int:
-        """Of the thread that waited most; 0 where the system does not tell."""
+        """Nanoseconds that the thread that waited most has waited; 0 where the system does not tell."""
         waited = [ns - self._before.get(thread, ns) for thread, ns in _waiting_ns().items()]
         return max(waited, default=0)
 
@@ -69,7 +69,8 @@ def _waiting_ns() -> dict[str, int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """Of a process. Raises OSError if there is none, it has ended, or the system does not tell."""
+    """The command line of a process. Raises OSError if there is none, it has ended, or the system does not
+    tell."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     if not words:
         raise ProcessLookupError(pid)

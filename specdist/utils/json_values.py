@@ -32,7 +32,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
-    """As :func:`parse_json`, for a document that has to be an object."""
+    """Parse as :func:`parse_json` a document that has to be an object."""
     values = parse_json(content)
     if not isinstance(values, dict):
         raise ValueError(f"it holds {_shown(values)}, not an object")
@@ -46,14 +46,14 @@ def from_fields(cls: type[Parsed], values: Any, *, drops_unknown: bool = False) 
     another type than ``cls`` says.
     """
     try:
-        # As JSON text, in which tuples are lists and all keys are text.
+        # The values pass through JSON text, in which tuples are lists and all keys are text.
         return parse_fields(cls, json.dumps(values).encode(), drops_unknown=drops_unknown)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def parse_fields(cls: type[Parsed], content: bytes, *, drops_unknown: bool = False) -> Parsed:
-    """As :func:`from_fields`, from a file's bytes."""
+    """Make an object as :func:`from_fields` does, from a file's bytes."""
     values = parse_json(content)
     try:
         json.dumps(values, ensure_ascii=False).encode()

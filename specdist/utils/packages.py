@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from specdist.utils.errors import UserError
 
-# Of models that have states, and no keys and values.
+# The argument of models that have states, and no keys and values.
 STATES_ARGUMENT = "cache_params"
 
 
@@ -23,8 +23,7 @@ def version_of(package: str) -> str | None:
 
 
 def cache_argument(forward: Callable[..., object]) -> str:
-    """By which name a model or layer of transformers takes its keys and values, or its states: a new one
-    from 5.24 on."""
+    """The argument of a transformers model or layer for keys and values, or states: renamed in 5.24."""
     taken = inspect.signature(forward).parameters
     return next((name for name in ("cache", STATES_ARGUMENT) if name in taken), "past_key_values")
 

@@ -108,6 +108,6 @@ def _is_given(value: Any, default: Any) -> bool:
 
 
 def check_options(options: DataclassInstance) -> None:
-    """Both."""
+    """Check ranges, and the combinations that are refused. Raises :class:`UserError`."""
     check_ranges(options)
     check_refusals(options)

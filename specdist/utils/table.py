@@ -18,7 +18,7 @@ class Table:
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, str | int | None]], *, num_names: int = 1) -> Table:
-        """From rows that map the same headings to their cells, in order. None becomes a dash."""
+        """Make a table from rows that map the same headings to their cells, in order. None becomes a dash."""
         header = list(rows[0]) if rows else []
         cells = [[NOTHING if row[name] is None else str(row[name]) for name in header] for row in rows]
         return Table(header, cells, num_names)

@@ -119,7 +119,6 @@ def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
         (NEEDED | {"top_q": 1}, r"line \d: top_q is not an option: did you mean --top_[pk]\?"),
         (NEEDED | {"zzz": 1}, r"line \d: zzz is not an option; --help all lists all options"),
         (NEEDED | {"seed": "x"}, r"--seed: invalid int value: 'x' \(--config .*, line \d\)"),
-        (NEEDED | {"rows_per_shard": 1.5}, "invalid int value: '1.5'"),
         (NEEDED | {"dtype": "float64"}, "--dtype: invalid choice: '?float64"),
         ({"prompts": "p", "output": "o"}, "--target must be given"),
     ],
@@ -134,9 +133,7 @@ def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, 
     ("arguments", "message"),
     [
         (["--tempurature", "1"], "--tempurature is not an option: did you mean --temperature?"),
-        (["--zzz"], "--zzz is not an option; --help all lists all options"),
         (["word"], "word is not an option: a value without an option"),
-        (["--top_k", "x"], "--top_k: invalid int value: 'x'"),
         (["--top-k", "x"], "--top_k: invalid int value: 'x'"),
         (["--seed"], "--seed: expected one argument"),
     ],
@@ -185,7 +182,6 @@ def test_the_short_help_has_the_main_options_on_one_screen(
         (NEEDED | {"seed": {"value": 1}}, "seed must be one plain value"),
         (NEEDED | {"target": ["a", "b"]}, "target must be one plain value"),
         (NEEDED | {"config": "other.yaml"}, "cannot name another one"),
-        ("seed: 2026-13-45", "cannot be read"),
         ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         (ALIAS_BOMB, "seed must be one plain value"),
@@ -207,12 +203,6 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
             parse_generate_config(["--config", str(tmp_path / name)])
 
 
-def test_abbreviations_are_refused() -> None:
-    """--max_new would mean another option once a second one with that prefix is added."""
-    with pytest.raises(UserError, match="--max_new is not an option: did you mean --max_new_tokens"):
-        parsed("--max_new", "3")
-
-
 @pytest.mark.parametrize(
     ("name", "bad", "good"),
     [
@@ -227,18 +217,9 @@ def test_abbreviations_are_refused() -> None:
         ("top_p", 1.01, 1.0),
         ("seed", -1, 0),
         ("seed", 2**63, 2**63 - 1),
-        ("stop", ["a", ""], ["a"]),
-        ("max_draft_tokens", 0, 1),
-        ("min_draft_tokens", 0, 1),
         ("stop_probability", 1.1, 1.0),
         ("stop_root_entropy", -0.1, 0.0),
-        ("entropy_factor", float("inf"), 0.2),
-        ("target_acceptance", float("nan"), 0.0),
-        ("length_bonus", -1.0, 0.0),
-        ("length_rate", 2.0, 1.0),
         ("cache_memory", "8 gigabytes", "8 GiB"),
-        ("cache_memory", "-1GiB", "0.5gib"),
-        ("cache_memory", "GiB", "8"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None:
@@ -295,10 +276,8 @@ def test_without_a_draft_nothing_is_drafted(draft: str | None) -> None:
         ({"draft": "small", "policy": "none"}, ["--draft small"]),
         ({"draft": "small", "trace": True}, []),
         ({"trace": True}, ["--trace"]),
-        ({"num_draft_tokens": 4}, ["--num_draft_tokens 4"]),
         ({"draft": "small", "policy": "none", "stop_bound": 0.5}, ["--draft small", "--stop_bound 0.5"]),
         ({"temperature": 0, "top_k": 5}, ["--top_k"]),
-        ({"temperature": 0, "top_p": 0.5}, ["--top_p"]),
         ({"temperature": 0, "num_samples": 4}, ["--num_samples 4"]),
         ({"temperature": 0.5, "num_samples": 4, "top_k": 5, "top_p": 0.5}, []),
     ],
@@ -319,8 +298,6 @@ def test_options_without_effect_give_a_warning(options: dict[str, Any], fragment
         ({"tp_size": 2}, {2}),
         ({"tp_size": 2, "draft": "small"}, {2, 3}),
         ({"tp_size": 2, "draft": "small", "draft_placement": "own"}, {3}),
-        ({"tp_size": 2, "draft": "small", "draft_placement": "shared"}, {2}),
-        ({"draft": "small", "draft_placement": "own"}, {2}),
         ({"draft": "small", "draft_placement": "shared"}, {1}),
         ({"tp_size": 2, "draft_placement": "own"}, {2}),
         ({"tp_size": 4, "draft": "small", "policy": "none"}, {4}),

@@ -54,25 +54,13 @@ def test_columns_and_keys_may_be_in_another_order(tmp_path: Path, suffix: str) -
     assert suffix == "csv" or [row["chat"] for row in rows] == [HI, None, HI]
 
 
-def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    """A Parquet file with such columns ended in a traceback."""
-    table = pa.table([["a"], [1], [2]], names=["prompt", "x", "x"])
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="more than one column named x: rename"):
-        opened(tmp_path)
-
-
 @pytest.mark.parametrize(
     "names",
     [
         ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"],
         ["data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"],
-        ["data/en-00000-of-00001.jsonl", "data/de-00000-of-00001.jsonl"],
-        ["x/en-00000-of-00001.jsonl", "x/de-00000-of-00001.jsonl"],
-        ["x/train.jsonl", "x/my_eval.2.jsonl"],
         ["x/dev.jsonl", "x/valid 1.jsonl", "x/val-b.jsonl"],
         ["x/latest.jsonl", "x/trainer.jsonl", "x/contest.jsonl", "x/evals.jsonl", "x/device.jsonl"],
-        ["x/training.jsonl", "x/latest.jsonl"],
     ],
 )
 def test_files_of_several_splits_are_refused_where_datasets_finds_several(

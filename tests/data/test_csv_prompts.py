@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from specdist.data.formats.prompts import Prompts, RowError, open_prompts
-from specdist.utils.errors import UserError
 
 TEXT = '''prompt,n,share,good,id,day,big,empty
 "two
@@ -58,11 +57,3 @@ def test_bytes_that_are_no_text_cost_their_row_alone(tmp_path: Path) -> None:
     assert prompts.prompt(0) == "first" and prompts.value("n", 1) == 2
     with pytest.raises(RowError, match="not valid UTF-8"):
         prompts.prompt(1)
-
-
-def test_missing_and_differing_columns_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--prompt_column q is not a column of .*has prompt \(string\)"):
-        opened(tmp_path / "a.csv", "prompt,n\na,1\n", "q")
-    (tmp_path / "b.csv").write_text("prompt,m\na,1\n")
-    with pytest.raises(UserError, match=r"b\.csv has the columns prompt, m, but .*a\.csv has prompt, n"):
-        open_prompts(str(tmp_path), prompt_column="prompt", messages_column=None, limit=None)

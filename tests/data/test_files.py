@@ -18,7 +18,6 @@ from specdist.data.store.files import (
     sha256_of,
     unsealed,
     write_atomically,
-    write_json,
 )
 
 
@@ -85,20 +84,6 @@ def test_a_file_that_was_tidied_away_before_it_had_its_name_is_written_again(tmp
         write_atomically(tmp_path / "gone" / "manifest.json", write)
 
 
-def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
-    """As on two nodes: each has a temporary file of its own, and the last complete one counts."""
-    path = tmp_path / "a.json"
-
-    def write(file):
-        file.write(b"outer")
-        write_json(path, {"b": 1, "a": [None, 0.1]})
-        assert path.read_text() == '{\n  "b": 1,\n  "a": [\n    null,\n    0.1\n  ]\n}\n'
-
-    write_atomically(path, write)
-    assert path.read_bytes() == b"outer"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def publishers(tmp_path, num):
     paths = [tmp_path / f"a.{number}.tmp" for number in range(num)]
     for number, path in enumerate(paths):
@@ -130,12 +115,6 @@ def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
         patch.setattr(os, "link", link)
         assert publish(first, tmp_path / "a")
     assert not publish(second, tmp_path / "a")
-
-
-def test_publishing_a_file_that_was_removed_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "gone", tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_many_processes_that_publish_one_succeeds(tmp_path):

@@ -17,7 +17,7 @@ from specdist.data.stats.rows import shard_table
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.totals import total_of
 from specdist.utils.errors import UserError
-from tests.data.folders import INPUTS, contents, open_
+from tests.data.folders import INPUTS, open_
 from tests.data.samples import row_result
 
 NUM_SHARDS = 8
@@ -73,22 +73,6 @@ def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:
     assert total_of(folder, range(6)).stats.num_completion_tokens == 15
     assert total_of(folder, range(6)).num_rows == 6
     assert total_of(folder, [0, 1, 3, 4, 5]).stats.num_completion_tokens == 13
-
-
-@pytest.mark.parametrize("name", ["record", "data", "stats"])
-def test_a_shard_that_was_deleted_is_generated_again(folder: RunFolder, name: str) -> None:
-    getattr(folder.paths(4), name).unlink()
-    assert folder.complete_among(range(NUM_SHARDS)) == [0, 1, 2, 3, 5]
-    again = open_(folder.path, manifest=MANIFEST)
-    assert again.recorded_shards() == {0, 1, 2, 3, 5}
-    finish(again, 4)
-    assert again.complete_shards() == [0, 1, 2, 3, 4, 5]
-
-
-def test_overwrite_deletes_all_files(folder: RunFolder) -> None:
-    other = Manifest(fingerprint={**MANIFEST.fingerprint, "seed": 2})
-    open_(folder.path, manifest=other, overwrite=True)
-    assert sorted(contents(folder.path)) == ["config.yaml", "manifest.json"]
 
 
 def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path) -> None:

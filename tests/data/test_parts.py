@@ -85,9 +85,7 @@ def test_a_flipped_bit_anywhere_is_detected(tmp_path):
         assert read(path)[0] == results[:num_before], position
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\0" * 5000, b"\n\n\n", b"{}\n", b'{"crc32":"00000000",}\n', b"\xff" * 99 + b"\n"]
-)
+@pytest.mark.parametrize("garbage", [b"\0" * 5000, b"{}\n"])
 def test_the_torn_end_that_a_power_loss_leaves_is_cut_off(tmp_path, garbage):
     path = tmp_path / "log"
     write(path, [row_result(0)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from specdist.data.run.publishing import Attempt
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import shard_table
 from specdist.data.store import files as files_module
-from specdist.utils.errors import UserError
 from tests.data.folders import INPUTS, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
 
@@ -218,19 +216,6 @@ def test_a_replica_paused_while_writing_leaves_the_shard_to_the_one_that_complet
     assert not list(folder.path.rglob("*.tmp"))
 
 
-def test_a_deleted_folder_is_reported(tmp_path, monkeypatch):
-    folder = open_(tmp_path / "run")
-    real = publishing.sha256_of
-
-    def gone(path):
-        shutil.rmtree(folder.path)
-        return real(path)
-
-    monkeypatch.setattr(publishing, "sha256_of", gone)
-    with pytest.raises(UserError, match="cannot be written"):
-        folder.finish_shard(0, TABLE, STATS, TRACE)
-
-
 def test_a_replica_that_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
     folder = open_(tmp_path / "run")
     with folder.parts(0) as log:
@@ -253,26 +238,6 @@ def test_a_replica_paused_while_the_run_was_overwritten_leaves_the_new_run_alone
     monkeypatch.setattr(Attempt, "publish_data", overwritten)
     assert not folder.finish_shard(0, TABLE, STATS, TRACE)
     assert sorted(contents(tmp_path / "run")) == ["config.yaml", "manifest.json"]
-
-
-def test_finishing_after_a_crash_keeps_the_order_of_files(tmp_path, monkeypatch):
-    """The record comes last, since it says that all other files are there."""
-    path = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch_step(patch, Attempt, "publish_stats", "before")
-        with pytest.raises(Crash):
-            finish(open_(path))
-    named, real_replace = [], Path.replace
-
-    def replace(source, target):
-        named.append(str(Path(target).relative_to(path)))
-        return real_replace(source, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    assert open_(path).is_complete(0)
-    assert [name for name in named if name.startswith(("shards", "stats"))] == [
-        "stats/shard-00000.json", "stats/shard-00000.trace.arrow", "shards/shard-00000.json"
-    ]  # fmt: skip
 
 
 def test_the_published_attempt_is_recognised_by_its_content(tmp_path):

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import random
 
-import datasets
 import pyarrow as pa
 import pytest
 
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, output_schema, shard_table
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
@@ -60,9 +58,7 @@ def test_samples_follow_their_row_in_order_whatever_order_they_finished_in():
         assert shard_table(inputs, results, first_row=5, num_samples=2) == expected
 
 
-@pytest.mark.parametrize(
-    "keys", [[(0, 0)], [(0, 0), (1, 0), (1, 0)], [(0, 0), (2, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 0), (2, 0)]]
-)
+@pytest.mark.parametrize("keys", [[(0, 0)], [(0, 0), (1, 0), (1, 0)], [(0, 0), (2, 0)], [(0, 0), (1, 1)]])
 def test_there_must_be_exactly_one_result_for_each_sample(keys):
     inputs = pa.table({"id": [1, 2]})
     with pytest.raises(ValueError, match="2 rows from 0 on need 2 results"):
@@ -82,29 +78,3 @@ def test_only_invalid_utf8_is_replaced_in_the_output():
     assert table["messages"].to_pylist() == [[{"content": "\ufffd"}], None, []]
     assert table["bytes"].to_pylist() == [b"\xff", b"", None]
     assert table["completion"][0].as_py() == "half \ufffd, 😀"
-
-
-def test_datasets_reads_a_shard_with_the_features_of_the_inputs(tmp_path):
-    features = datasets.Features(
-        {"question": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
-    )
-    source = datasets.Dataset.from_dict({"question": ["q0", "q1"], "label": [1, 0]}, features=features)
-    results = [
-        row_result(0),
-        row_result(1, prompt=None, completion="", completion_ids=(), finish_reason="error", error="too long",
-                   num_spec_steps=0),
-    ]  # fmt: skip
-    table = shard_table(source.data.table, results, first_row=0, num_samples=1)
-    for name in ("shards", "stats", "parts"):
-        (tmp_path / name).mkdir()
-    folder = RunFolder(tmp_path)
-    folder.finish_shard(0, table, {})
-    read = datasets.load_dataset(
-        "arrow", data_files=str(folder.data_path(0)), split="train", cache_dir=str(tmp_path / "cache")
-    )
-    assert read.column_names == table.column_names
-    assert read["completion"][:] == ["answer 0.0", ""]
-    assert read["error"][:] == [None, "too long"]
-    assert read["mean_acceptance_length"][:] == [1.5, None]
-    assert read.features["label"] == features["label"]
-    assert read[0]["completion_ids"] == [0, 0, 7]

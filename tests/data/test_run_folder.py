@@ -12,7 +12,7 @@ from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store import files as files_module
 from specdist.utils.errors import UserError
-from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
+from tests.data.folders import STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
 
 
@@ -31,11 +31,6 @@ def test_a_run_has_the_documented_files(tmp_path, whole):
     assert record["sha256"] == files_module.sha256_of(tmp_path / "whole/shards/shard-00000.arrow").hex()
     with pa.ipc.open_file(tmp_path / "whole/shards/shard-00000.arrow") as reader:
         assert reader.read_all() == TABLE
-
-
-def test_a_second_run_writes_the_same_bytes(tmp_path, whole):
-    finish(open_(tmp_path / "again"))
-    assert contents(tmp_path / "again") == whole
 
 
 def test_the_bytes_do_not_depend_on_how_the_table_is_chunked(tmp_path, whole):
@@ -139,22 +134,6 @@ def test_statistics_are_those_of_complete_shards_in_order(tmp_path):
     assert [stats["shard"] for stats in RunFolder(tmp_path / "run").shard_stats()] == [0, 10, 99_999]
 
 
-def test_resuming_keeps_the_first_manifest(tmp_path):
-    path = tmp_path / "deep" / "run"
-    open_(path)
-    resumed = open_(path, manifest=Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 9.9}))
-    assert resumed.manifest == MANIFEST
-
-
-def test_another_run_is_refused_and_nothing_changes(tmp_path):
-    path = tmp_path / "run"
-    finish(open_(path))
-    before = contents(path)
-    with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now\n.*--overwrite"):
-        open_(path, manifest=Manifest(fingerprint={"seed": 2}))
-    assert contents(path) == before
-
-
 def test_overwriting_deletes_only_what_the_run_wrote(tmp_path):
     path = tmp_path / "run"
     folder = open_(path)
@@ -181,7 +160,7 @@ def test_a_crash_while_overwriting_leaves_one_of_the_two_runs(tmp_path, monkeypa
     assert not open_(path, manifest=new, overwrite=True).is_complete(0)
 
 
-@pytest.mark.parametrize("num_steps", range(7))
+@pytest.mark.parametrize("num_steps", [0, 3, 6])
 def test_a_crash_while_creating_a_run_does_not_prevent_the_next_attempt(tmp_path, monkeypatch, num_steps):
     path, num_left = tmp_path / "run", num_steps
 
@@ -205,30 +184,21 @@ def test_a_crash_while_creating_a_run_does_not_prevent_the_next_attempt(tmp_path
     assert open_(path).is_complete(0)
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path, overwrite):
+def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "shards").mkdir()
     before = contents(tmp_path)
     with pytest.raises(UserError) as raised:
-        open_(tmp_path, overwrite=overwrite)
+        open_(tmp_path, overwrite=True)
     assert "is not empty and is not a run folder (no manifest.json; it contains shards, thesis.tex)" in str(
         raised.value
     )
     assert "give a new folder. --overwrite deletes only files that a run has written" in str(raised.value)
     (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
     with pytest.raises(UserError, match=r"manifest.json is not a readable manifest of a run"):
-        open_(tmp_path, overwrite=overwrite)
+        open_(tmp_path, overwrite=True)
     (tmp_path / "manifest.json").unlink()
     assert contents(tmp_path) == before
-
-
-def test_a_folder_with_only_logs_or_a_torn_manifest_counts_as_new(tmp_path):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "slurm.out").write_text("started")
-    (tmp_path / "manifest.json.tmp").write_text("{")
-    open_(tmp_path)
-    assert sorted(contents(tmp_path)) == ["config.yaml", "logs/slurm.out", "manifest.json"]
 
 
 def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
@@ -243,10 +213,3 @@ def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files_module.os, "fsync", refuse)
     with pytest.raises(UserError, match=r"--output .*run cannot be written: .*Permission denied"):
         open_(tmp_path / "run")
-
-
-def test_a_run_without_rows_may_be_restarted_with_other_settings(tmp_path):
-    """A job that was refused after it had leased its folder must not block the corrected command."""
-    open_run_folder(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
-    other = Manifest(fingerprint={"max_seq_len": 1024})
-    assert open_run_folder(tmp_path / "run", other, "", False).manifest == other

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from specdist.cli import show
 from specdist.data.stats.schema import SECTIONS, markdown_table
 from specdist.data.stats.shard import Stats
-from tests.ranks import REPOSITORY
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -34,16 +32,6 @@ def test_every_total_is_described() -> None:
     assert [field.name for field in SECTIONS["totals"][1]()] == written
 
 
-def test_the_described_types_are_those_written() -> None:
-    types = {field.name: field.type for field in SECTIONS["columns"][1]()}
-    assert types["completion_ids"] == "list<int32>" and types["mean_acceptance_length"] == "float64"
-    types = {field.name: field.type for field in SECTIONS["statistics"][1]()}
-    assert types["target_pass_ns_per_size"] == "object of int" and types["exact"] == "bool"
-    assert types["draft_ns.idle"] == "int" and types["shard_cost_sums"] == "object"
-    types = {field.name: field.type for field in SECTIONS["totals"][1]()}
-    assert types["wall_s"] == "float" and types["ready_rate"] == "float or null"
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_description_is_one_line_of_prose(section: str) -> None:
     _, fields = SECTIONS[section]
@@ -53,12 +41,8 @@ def test_every_description_is_one_line_of_prose(section: str) -> None:
     assert len(rows) == 2 + len(fields()) and {row.count(" | ") for row in rows if "---" not in row} == {2}
 
 
-def test_the_job_prints_every_description() -> None:
-    job = REPOSITORY / "jobs" / "show.py"
-    ended = subprocess.run([sys.executable, str(job), "--schema"], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    for _, fields in SECTIONS.values():
-        for field in fields():
-            assert f"  {field.name} (" in ended.stdout
-    ended = subprocess.run([sys.executable, str(job)], capture_output=True, text=True)
-    assert ended.returncode == 2 and "--schema" in ended.stderr
+def test_the_command_prints_every_description(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(["--schema"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {field.name} (" in text for _, fields in SECTIONS.values() for field in fields())
+    assert show([]) == 2 and "--schema" in capsys.readouterr().err

@@ -67,14 +67,6 @@ def test_a_complete_run_needs_no_draft() -> None:
         next_segment(FIRST, asked(seed=2), Shards(set(range(8))), None)
 
 
-def test_a_quantised_draft_is_another_draft() -> None:
-    changed = asked("aa", draft_quantization="int8")
-    found = next_segment(FIRST, changed, Shards(), None)
-    assert found is not None
-    assert segments_of(found)[-1]["fingerprint"] == {"draft": "aa", "draft_quantization": "int8"}
-    check_continues(found, changed)
-
-
 def test_replicas_of_any_of_the_drafts_work_on_the_run() -> None:
     found = next_segment(FIRST, asked(), Shards(), None)
     assert found is not None

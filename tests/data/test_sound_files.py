@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -83,43 +82,17 @@ def test_text_in_every_layout(tmp_path: Path) -> None:
             assert prompts_of(path, **PROMPT) == TEXTS, name
 
 
-def test_columns_of_every_type_beside_the_prompt(tmp_path: Path) -> None:
-    """What is not read is passed through, whatever it is."""
-    columns = {
-        "decimal": pa.array([Decimal("1.5")]),
-        "time": pa.array([1], pa.timestamp("ns", "UTC")),
-        "duration": pa.array([1], pa.duration("s")),
-        "bytes": pa.array([b"\xff"]),
-        "few bytes": pa.array([b"ab"], pa.binary(2)),
-        "null": pa.nulls(1),
-        "unsigned": pa.array([2**64 - 1], pa.uint64()),
-        "half": pa.array([1.0], pa.float16()),
-        "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
-        "lists": pa.array([[["a"], None]]),
-        "uuid": pa.array([b"0123456789abcdef"], pa.uuid()),
-        "codes": pa.array([7]).dictionary_encode(),
-        "json": as_json([{"a": None}]),
-    }
-    table = pa.table({"prompt": ["a"], **columns})
-    for file in ("a.arrow", "stream.arrow", "a.parquet"):
-        prompts = opened(written(tmp_path / file, table), **PROMPT)
-        assert prompts.table(0, 1).column_names == table.column_names and prompts.prompt(0) == "a"
-        for name in ("decimal", "unsigned", "half"):
-            prompts.check_lengths("--length_column", name)
-            assert prompts.sizes([0], length_column=name) == [float(columns[name][0].as_py())]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", ROWS), ("a.jsonl.gz", ROWS), ("a.json", ROWS), ("a.json.gz", ROWS),
+        ("a.jsonl", ROWS), ("a.json.gz", ROWS),
         ("bom.jsonl", BOM + ROWS),
         ("crlf.jsonl", ROWS.replace(b"\n", b"\r\n")), ("blank.jsonl", b"\n\n" + ROWS + b" \n"),
         ("open.jsonl", ROWS[:-1]), ("keys.jsonl", ROW + b'{"prompt": "b", "x": {"a": 1}}\n'),
         ("own.jsonl", b'{"prompt": "a", "x": {"a": 1}}\n{"prompt": "b", "x": {"b": [1, "2", null]}}\n'),
         ("nan.jsonl", b'{"prompt": "a", "x": NaN}\n{"prompt": "b", "x": 1}\n'),
         ("empty.jsonl", b'{"prompt": "a", "x": {}}\n{"prompt": "b", "x": {}}\n'),
-        ("a.csv", FIELDS), ("a.csv.gz", FIELDS), ("bom.csv", BOM + FIELDS), ("open.csv", FIELDS[:-1]),
+        ("a.csv.gz", FIELDS), ("bom.csv", BOM + FIELDS), ("open.csv", FIELDS[:-1]),
         ("crlf.csv", FIELDS.replace(b"\n", b"\r\n")), ("empty.csv", b'prompt,n\na,\nb,""\n'),
         ("quotes.csv", b'prompt\n"say ""a"""\n'),
     ],

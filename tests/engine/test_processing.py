@@ -26,7 +26,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.options import Processing, TokenOptions
 from specdist.sampling.processing.processors import LogitsProcessors
 from specdist.sampling.processing.row_filters import RowFilters
-from specdist.sampling.processing.row_table import AskedPositions, RowTable
+from specdist.sampling.processing.row_table import QueryPositions, RowTable
 from tests.engine.combinations import NUM_COMBINATIONS, combination
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
@@ -96,7 +96,7 @@ def uniform_p_value(
         lines += [line] * len(own)
         positions += own
     lines_N, positions_N = np.array(lines), np.array(positions)
-    asked = AskedPositions(table, lines_N, lines_N, positions_N)
+    asked = QueryPositions(table, lines_N, lines_N, positions_N)
     before = [token_ids[line, :position] for line, position in zip(lines, positions, strict=True)]
     states = [model.states_after(tokens[None]) for tokens in before]
     last, checksums = (np.concatenate(column) for column in zip(*states, strict=True))

@@ -29,17 +29,12 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 AHEAD: dict[str, Any] = {"overlap": ASYNCHRONOUS}
 FORCED: dict[str, Any] = {"regex": "[ab](the end ){3}"}
 STARTS: list[dict[str, Any]] = [
-    GREEDY,
     SAMPLED | {**AHEAD, "num_branches": 2, "acceptance": "gumbel"},
-    SAMPLED | {"overlap": "synchronous", "num_samples": 2, "top_k": 5, "logprobs": 2},
     SAMPLED | {"prompt_logprobs": 1, "trace": True},
     GREEDY | {**AHEAD, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
     SAMPLED | FORCED,
     GREEDY | FORCED | {**AHEAD, "logprobs": 0},
-    SAMPLED | FORCED | {"acceptance": "gumbel", "policy": "fixed", "num_draft_tokens": 2},
-    GREEDY | {"policy": "fixed", "num_draft_tokens": 3, "num_branches": 0, "min_new_tokens": 4},
     SAMPLED | {"policy": "adaedl", **AHEAD, "bad_words": ["the"], "stop": ["a"], "trace": True},
-    SAMPLED | {"policy": "hf_heuristic", "presence_penalty": 0.5, "max_seq_len": 24, "top_p": 0.9},
     SAMPLED | {"max_num_seqs": 1, "max_num_batched_tokens": 64, "min_p": 0.1, **AHEAD},
 ]  # fmt: skip
 

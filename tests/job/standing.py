@@ -19,7 +19,7 @@ from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology
 from specdist.models.loading import filling
 
-STEP_S, NUM_STEPS = 0.5, 20
+STEP_S, NUM_STEPS = 0.5, 15
 Work = Callable[[Topology, Activity], None]
 
 

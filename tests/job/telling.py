@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli import generate as main
-from specdist.data.leases import heartbeat
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
 
-# A damaged length must not use up the machine's memory.
-MAX_ADDRESS_BYTES = 32 * 2**30
 # A job that gets this tells where its threads stand, and goes on.
 SHOW_STACK = signal.SIGRTMIN
 
@@ -25,42 +21,27 @@ SHOW_STACK = signal.SIGRTMIN
 def fork_telling(
     told: Path,
     *,
-    machine: str = "",
     gate: Gate | None = None,
     **options: object,
 ) -> BaseProcess:
-    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
+    """Start the job."""
     # Those of the process that all are forked from may be other ones.
     environment, folder = dict(os.environ), None if gate is None else gate.folder
     words = job_arguments(main, options)
-    process = fork(_run, words, told, environment, machine, folder)
+    process = fork(_run, words, told, environment, folder)
     process.start()
     return process
-
-
-def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
-    """The exit code (None: it had to be killed) and the output."""
-    process = fork_telling(told, **options)
-    process.join(timeout_s)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    return code, told.read_text(errors="replace") if told.exists() else ""
 
 
 def _run(
     words: list[str],
     told: Path,
     environment: dict[str, str],
-    machine: str,
     gate: Path | None,
 ) -> None:
     os.environ.update(environment)
     if gate is not None:
         install(gate)
-    if machine:
-        heartbeat._machine = lambda: machine
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

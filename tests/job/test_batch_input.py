@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from specdist.cli import merge as merge_main
-from specdist.job.rows.openai_results import _Results, _text
-from specdist.job.texts.tokens import detokenizer_of
+from specdist.job.rows.openai_results import _text
 from tests.data.test_batches import TOOLS, chat, write
-from tests.detokenizers import llama
-from tests.job.launching import Ended, read_output, refused, run_here
+from tests.job.launching import Ended, read_output, run_here
 from tests.job.pair import write_arrow
 from tests.job.ranks import fork_ranks
 
@@ -85,7 +83,7 @@ def test_the_same_command_resumes(answered: tuple[dict[str, Any], Path]) -> None
     """Also with the options that the run has written down."""
     run, output = answered
     for more in ({}, {"config": output / "config.yaml"}):
-        ended: Ended = fork_ranks(2, **(run | more))
+        ended: Ended = run_here(**(run | more))
         assert ended.code == 0 and "nothing to do" in ended.stderr
 
 
@@ -186,55 +184,9 @@ def run_merge(folder: Path, output: Path) -> tuple[int, str]:
     return code, text.getvalue()
 
 
-def test_the_texts_of_tokens_are_together_the_completion() -> None:
-    """With the space before its first word, whole characters, and nothing of the stop string."""
-    tokenizer = llama()
-    results = object.__new__(_Results)
-    results.__dict__ |= {"_tokenizer": tokenizer, "_detokenizer": detokenizer_of(tokenizer)}
-    names = ["▁sky", *(f"<0x{byte:02X}>" for byte in "你".encode()), "<|mark|>", "END", "</s>"]
-    ids = tokenizer.convert_tokens_to_ids(names)
-    others = tokenizer.convert_tokens_to_ids(["▁the", "<0xE4>", "</s>"])
-    row = {
-        "prompt": "the", "completion": " sky你E", "finish_reason": "stop", "completion_ids": ids,
-        "logprobs": [-1.0] * len(ids), "top_logprob_ids": [[token_id, *others] for token_id in ids],
-        "top_logprobs": [[-1.0, -2.0, -3.0, -4.0]] * len(ids),
-    }  # fmt: skip
-    found = results._logprobs(row, 4, is_chat=False, is_echo=False)
-    assert found["tokens"] == [" sky", "", "", "你", "<|mark|>", "E"]
-    assert found["text_offset"] == [0, 4, 4, 4, 5, 5]
-    assert list(found["top_logprobs"][0]) == [" sky", " the", "", "</s>"]
-    assert next(iter(found["top_logprobs"][3])) == "你"
-    content = results._logprobs(row, 4, is_chat=True, is_echo=False)["content"]
-    assert bytes(byte for item in content for byte in item["bytes"] or ()).decode() == row["completion"]
-    of_prompt = {
-        "prompt_ids": tokenizer.convert_tokens_to_ids(["<s>", "▁the", "▁sky"]),
-        "prompt_logprobs": [None, -1.0, -2.0], "top_prompt_logprob_ids": [None, [ids[0]], [ids[0]]],
-        "top_prompt_logprobs": [None, [-3.0], [-2.0]],
-    }  # fmt: skip
-    echo = results._logprobs(row | of_prompt | {"prompt": "the sky"}, 1, is_chat=False, is_echo=True)
-    assert echo["tokens"] == ["<s>", "the", " sky", *found["tokens"]]
-    assert echo["text_offset"] == [0, 0, 3, *(7 + offset for offset in found["text_offset"])]
-    (first, second, third) = results._prompt_logprobs(row | of_prompt, 1)["prompt_logprobs"]
-    assert first is None and [each["decoded_token"] for each in second.values()] == ["the", "sky"]
-    assert [each["decoded_token"] for each in third.values()] == [" sky"]
-
-
 def test_thinking_is_the_reasoning_content_of_a_result() -> None:
     row = {"completion": "<t>a</t>b", "completion_answer": "b", "completion_thinking": "a"}
     assert _text(row, is_chat=True)["message"] == {
         "role": "assistant", "content": "b", "reasoning_content": "a"
     }  # fmt: skip
     assert _text(row, is_chat=False) == {"text": row["completion"]}
-
-
-@pytest.mark.usefixtures("no_models")
-def test_what_holds_for_all_rows_is_refused_before_a_model_is_loaded(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    run = options | {
-        "prompts": write(tmp_path / "a.jsonl", [chat(response_format={"type": "json_object"})]),
-        "output": tmp_path / "run",
-    }
-    refused(run_here(**run, constraint_column="rule"), "--constraint_column rule is not a column of requests")
-    write(tmp_path / "a.jsonl", [{"prompt": "x"}], url="/v1/completions")
-    refused(run_here(**run, system_prompt="sing"), "--system_prompt has no effect on plain prompts")

@@ -18,6 +18,7 @@ import pytest
 
 import specdist
 from specdist.cli import evaluate, merge, report, show, status
+from specdist.data.store import object_store
 from specdist.data.store.storage import StorePath
 from tests.data.s3 import Failure, S3Server, folder_of, s3_server
 from tests.job.fault_injection import NUM_ROWS, SHARED, join_all
@@ -28,7 +29,8 @@ from tests.job.telling import fork_telling
 
 @pytest.fixture(scope="module")
 def options(pair: Pair) -> dict[str, Any]:
-    return pair.job(**SHARED)
+    # Each shard is some twenty requests.
+    return pair.job(**SHARED | {"rows_per_shard": 8, "max_num_seqs": 4})
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,7 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
         )
 
     server.fault = fault
+    monkeypatch.setattr(object_store, "FIRST_WAIT_S", 0.02)
     chosen = options | {"prompts": prompts, "output": bucket / "run", "cache_dir": tmp_path / "cache"}
     ended = run_here(**chosen)
     server.fault = lambda method, path: None

@@ -65,25 +65,7 @@ def test_a_lossy_run_warns() -> None:
     assert "2502.04557" in card
 
 
-def test_a_target_alone_drafts_nothing() -> None:
-    card = text(policy="none", info={"draft": None})
-    assert "by the target alone" in card and "| policy | `none` |" in card
-    assert "## Methods" not in card and "| draft |" not in card and "acceptance |" not in card
-
-
-def test_a_run_that_is_reproducible_in_distribution_says_so() -> None:
-    assert "fixes the distribution but not the tokens" in text(info={"reproducibility": "distribution"})
-
-
-def test_log_probabilities_are_not_promised_to_the_last_digit() -> None:
-    schema = output_schema(INPUTS, is_exact=True)
-    for name in ("logprobs", "prompt_logprobs"):
-        card = card_text(manifest_with(), schema.append(pa.field(name, pa.list_(pa.float32()))), Stats())
-        assert "Log-probabilities agree up to rounding" in card
-    assert "Log-probabilities" not in text()
-
-
-@pytest.mark.parametrize("name", ["---\nx: y", "a: b # c", "<script>", "`|`", "**", "é中😀"])
+@pytest.mark.parametrize("name", ["---\nx: y", "<script>", "`|`"])
 def test_unusual_names_are_escaped(name: str) -> None:
     card = text(stop=[name], info={"target": name, "prompts": name})
     assert front_matter(card)["configs"][0]["config_name"] == "default"
@@ -93,11 +75,6 @@ def test_unusual_names_are_escaped(name: str) -> None:
     assert lines.count("---") == 2 and len([line for line in lines if line.startswith("# ")]) == 1
     rows = [line for line in lines if line.startswith("| ")]
     assert all(line.endswith(" |") for line in rows) and any("odd " in row and "# x" in row for row in rows)
-
-
-@pytest.mark.parametrize(("num_rows", "size"), [(7, "n<1K"), (500, "1K<n<10K"), (10**6, "n>1M")])
-def test_the_size_category_is_that_of_the_hub(num_rows: int, size: str) -> None:
-    assert front_matter(text(num_rows=num_rows))["size_categories"] == [size]
 
 
 def test_a_card_is_written_once_and_deleted_with_its_run(tmp_path: Path) -> None:
@@ -133,10 +110,3 @@ def test_libraries_read_the_folder_of_a_run(
     (output / "README.md").unlink()
     assert run_here(**options, output=output).code == 0
     assert (output / "README.md").read_bytes() == card
-
-
-def test_a_trace_is_a_configuration_of_its_own(options: dict[str, Any], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    assert run_here(**(options | {"limit": 2, "max_new_tokens": 8}), trace=True, output=output).code == 0
-    trace = datasets.load_dataset(str(output), "trace", split="train", cache_dir=str(tmp_path / "cache"))
-    assert {"round", "depth", "is_accepted"} <= set(trace.column_names) and len(trace) > 0

@@ -57,7 +57,7 @@ FORMATS = [
 ]
 
 
-@pytest.mark.parametrize("beginning", ["", " ", "\n", "\n\n  ", "{% if true %}\n {% endif %}x\n"])
+@pytest.mark.parametrize("beginning", ["", "\n\n  "])
 def test_a_template_that_asks_for_the_date_is_told_that_of_the_format(pair: Pair, beginning: str) -> None:
     """In every form, as ``strftime`` has it, and without a change to the rest of the text."""
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
@@ -138,11 +138,8 @@ def test_a_run_has_them_in_its_manifest(options: dict[str, Any], tmp_path: Path)
     ("changes", "told"),
     [
         ({"system_prompt": "sing"}, ["--system_prompt has no effect on plain prompts", "--messages_column"]),
-        ({"system_prompt": ""}, ["--system_prompt '' must not be empty"]),
         ({"chat_template_kwargs": "{"}, ["--chat_template_kwargs { is not valid JSON", "enable_thinking"]),
-        ({"chat_template_kwargs": "[1]"}, ["--chat_template_kwargs [1] must be a JSON object"]),
         ({"chat_template_kwargs": '{"tokenize": true}'}, ["tokenize is not a variable"]),
-        ({"chat_template_kwargs": '{"stile": 1}'}, ["does not read stile"]),
     ],
 )
 def test_what_has_no_effect_is_refused(

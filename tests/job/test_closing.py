@@ -53,12 +53,6 @@ def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert lines["output"] == f"{folder.path}; to resume: the command"
 
 
-def test_the_last_lines_before_the_first_finished_shard(tmp_path: Path) -> None:
-    lines = lines_of(write_run(tmp_path / "run", ()))
-    assert lines["speed"] == "nothing was generated"
-    assert lines["acceptance"] == "nothing was drafted; " + EXACT
-
-
 def test_a_run_keeps_the_sums_of_its_first_start(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", ())
     manifest = folder.manifest

@@ -99,12 +99,6 @@ def test_what_cannot_be_used_is_refused_before_any_model_is_loaded(
     refused(
         run_here(**new, json_schema=bad), f"--json_schema {bad}", "at /properties/sea: Invalid type: waves"
     )
-    bad.write_text("false", encoding="utf-8")
-    refused(run_here(**new, json_schema=bad), f"--json_schema {bad} cannot be used: the schema is false")
-    refused(run_here(**new, grammar=tmp_path / "none"), "--grammar", "cannot be read")
-    refused(run_here(**new, regex="(a"), "--regex (a cannot be used", "unclosed group")
-    refused(run_here(**new, regex="a", choices=["a"]), "--regex a and --choices exclude each other")
-    refused(run_here(**new, regex="a", stop=["."]), "--stop . and --regex exclude each other")
     refused(run_here(**new, constraint_column="rules"), "--constraint_column rules is not a column")
 
 
@@ -119,9 +113,3 @@ def test_a_budget_of_thinking(sampled: dict[str, Any], tmp_path: Path) -> None:
         assert thinking
         # In columns of their own, too; newlines around them are left out.
         assert row["completion_answer"] == answer and row["completion_thinking"] == thinking.strip("\n")
-    refused(
-        run_here(**sampled, max_thinking_tokens=5, output=tmp_path / "none"),
-        "--max_thinking_tokens needs the text that ends the thinking",
-        "name it with --end_of_thinking",
-    )
-    refused(run_here(**sampled, end_of_thinking="x", output=tmp_path / "none"), "has no effect without")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,27 +10,24 @@ from typing import Any
 
 import pytest
 
-from specdist.cli import generate
 from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
 from tests.job.gate import Gate
 from tests.job.given_costs import generate_with_long_passes, generate_with_short_passes
-from tests.job.killing import SLOW, fork_and_kill
+from tests.job.killing import fork_and_kill
 from tests.job.launching import (
     Ended,
-    Main,
     logged_rows,
     read_output,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
     shard_stats,
 )
 from tests.job.ranks import fork_ranks, started_ranks
 
-NUM_SHARDS, ROWS_PER_SHARD = 4, SLOW["rows_per_shard"]
+NUM_SHARDS = 4
 MARK = "kept from the part log"
 
 
@@ -75,8 +71,6 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     output = tmp_path / "run"
     moments: list[Callable[[], bool]] = [
         lambda: (output / "manifest.json").exists(),
-        lambda: num_logged(output, 0) >= 3,
-        lambda: is_finished(output, 0),
         lambda: num_logged(output, 1) >= 3,
         lambda: (output / "shards" / "shard-00001.arrow").exists(),
     ]
@@ -88,49 +82,8 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
         if number == 0:
             assert num_logged(output, 0) == 0, "too late for a kill before the first row"
         assert not is_finished(output, NUM_SHARDS - 1), "too late: the run was over"
-    assert run_process(**options, output=output).totals["num_rows"] == 24
+    assert run_here(**options, output=output).totals["num_rows"] == 24
     progress.check()
-    assert shard_bytes(output) == shard_bytes(undisturbed)
-
-
-def test_kills_one_after_another_end_with_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
-    """Kills a few rows apart, with several samples per row: moments that the tests above leave out."""
-    options = options | SLOW | {"num_samples": 2, "max_new_tokens": 40}
-    assert run_here(**options, output=tmp_path / "undisturbed").code == 0
-    output = tmp_path / "run"
-    progress = Progress(output)
-    rng = random.Random(0)
-    num_kills, code = 0, None
-    while code != 0:
-        num_wanted = num_done(output) + rng.randrange(2, 8)
-        code = fork_and_kill(
-            lambda wanted=num_wanted: num_done(output) >= wanted,
-            gate=Gate(tmp_path / f"gate-{num_kills}"),
-            **options,
-            output=output,
-        )
-        progress.check()
-        assert code in (0, -signal.SIGKILL)
-        num_kills += code != 0
-    assert num_kills >= 5
-    assert shard_bytes(output) == shard_bytes(tmp_path / "undisturbed")
-    assert sum(shard["num_completions"] for shard in shard_stats(output)) == 48
-
-
-def num_done(output: Path) -> int:
-    """Completions that are safe, in part logs and finished shards, of two samples a row."""
-    return sum(
-        2 * ROWS_PER_SHARD if is_finished(output, shard) else num_logged(output, shard)
-        for shard in range(NUM_SHARDS)
-    )
-
-
-@pytest.mark.ranks
-def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """The same across processes: rank 0 alone writes, and no other rank's state is needed."""
-    options, undisturbed = slow
-    output = tmp_path / "run"
-    kill_ranks_and_relaunch(output, **options)
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
@@ -138,37 +91,30 @@ def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path],
 def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     slow: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """How far the draft works ahead decides where blocks end: it is frozen, not measured again."""
+    """Rank 0 alone writes, and no other rank's state is needed. How far the draft works ahead decides where
+    blocks end: it is frozen, not measured again."""
     options = slow[0] | {"overlap": "asynchronous", "num_branches": 2}
     output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    progress, gate = Progress(output), Gate(tmp_path / "gate")
+    with started_ranks(2, generate_with_long_passes, gate, **options, output=output) as ranks:
+        gate.let_through(lambda: is_finished(output, 0) and num_logged(output, 1) >= 2, ranks.is_running)
+        assert ranks.is_running(), "the job ended before it could be killed"
+    progress.check()
+    assert is_finished(output, 0) and not is_finished(output, 1)
     relaunched = generate_with_short_passes
-    kill_ranks_and_relaunch(output, generate_with_long_passes, relaunched, **options)
+    assert fork_ranks(2, relaunched, **options, output=output).totals["num_rows"] == 24
+    progress.check()
     assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
     assert sum(sum(shard["num_branch_hits_per_rank"]) for shard in shard_stats(output)) > 0
     # Its own measured times would make it another run; a folder without rows keeps its manifest.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
-    assert fork_ranks(3, relaunched, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
+    assert fork_ranks(2, relaunched, **options, output=undisturbed).totals["num_rows"] == 24
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-def kill_ranks_and_relaunch(
-    output: Path, first: Main = generate, relaunched: Main = generate, **options: Any
-) -> None:
-    """SIGKILL to three ranks in the second shard, then the same command to its end."""
-    progress = Progress(output)
-    gate = Gate(output.with_name("gate"))
-    with started_ranks(3, first, gate, **options, tp_size=2, output=output) as ranks:
-        gate.let_through(lambda: is_finished(output, 0) and num_logged(output, 1) >= 2, ranks.is_running)
-        assert ranks.is_running(), "the job ended before it could be killed"
-    progress.check()
-    assert is_finished(output, 0) and not is_finished(output, 1)
-    assert fork_ranks(3, relaunched, **options, tp_size=2, output=output).totals["num_rows"] == 24
-    progress.check()
-
-
 def unfinish(output: Path, shard: int, num_kept: int) -> None:
-    """Assignment a finished shard back into one whose first rows are in a part log, marked, after a torn
+    """Turn a finished shard back into one whose first rows are in a part log, marked, after a torn
     line."""
     rows = read_output(output).to_pylist()[10 * shard :][:num_kept]
     names = RowResult.__dataclass_fields__.keys() & OUTPUT_COLUMNS.keys()

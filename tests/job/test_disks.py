@@ -6,8 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +18,7 @@ from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, in memory."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small file system takes root, and a kernel that lets it")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
-
-
-def test_a_disk_that_is_full_at_any_moment_costs_no_row(
-    options: dict[str, Any], greedy: tuple[Path, Ended], small_disk: Path
-) -> None:
-    """Whichever file finds no room: the job reports it, and a relaunch with more room continues."""
-    output = small_disk / "run"
-    refusals = []
-    for num_kib in range(4, 400, 24):
-        remount(small_disk, f"size={num_kib}k")
-        before = shard_bytes(output)
-        ended = run_here(**options, output=output)
-        assert before.items() <= shard_bytes(output).items()
-        if ended.code == 0:
-            break
-        refusals.append(refused(ended, "cannot be written", "No space left"))
-    assert ended.code == 0, ended.stderr
-    assert len(refusals) >= 3 and len(set(refusals)) >= 3
-    assert shard_bytes(output) == shard_bytes(greedy[0])
-
-
-@pytest.mark.parametrize("moment", [0, 7, 14, 19, 24])
+@pytest.mark.parametrize("moment", [7, 19])
 def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     options: dict[str, Any],
     greedy: tuple[Path, Ended],
@@ -65,7 +26,7 @@ def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     moment: int,
 ) -> None:
-    """As above where mounting is not allowed: from some moment on, fsync fails."""
+    """From some moment on, fsync fails."""
     real, num_calls = os.fsync, 0
 
     def fsync(descriptor: int) -> None:
@@ -80,18 +41,6 @@ def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
         refused(run_here(**options, output=tmp_path / "run"), "cannot be written", "quota exceeded")
     assert run_here(**options, output=tmp_path / "run").code == 0
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_models_are_loaded(
-    options: dict[str, Any], greedy: tuple[Path, Ended], no_models: None, small_disk: Path
-) -> None:
-    """A new folder, and one that has a run."""
-    remount(small_disk, "size=4m")
-    shutil.copytree(greedy[0], small_disk / "run")
-    remount(small_disk, "ro")
-    for name in ("run", "new"):
-        output = small_disk / name
-        refused(run_here(**options, output=output), f"--output {output} cannot be written", "Read-only")
 
 
 def test_a_log_that_cannot_be_written_is_reported_once(
@@ -109,7 +58,7 @@ def test_a_log_that_cannot_be_written_is_reported_once(
     assert len(logging.getLogger().handlers) == num_handlers
 
 
-@pytest.mark.parametrize("change", ["deleted", "truncated", "other", "touched"])
+@pytest.mark.parametrize("change", ["deleted", "other", "touched"])
 def test_prompts_that_change_while_the_job_runs_end_it(
     pair: Pair,
     options: dict[str, Any],
@@ -127,8 +76,6 @@ def test_prompts_that_change_while_the_job_runs_end_it(
         real(recorder, completion)
         if change == "deleted":
             prompts.unlink(missing_ok=True)
-        elif change == "truncated":
-            prompts.write_bytes(content[:1000])
         elif change == "other":
             prompts.write_bytes(content.replace(b"reference 3", b"reference 4"))
         else:

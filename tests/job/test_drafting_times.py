@@ -29,7 +29,7 @@ def served() -> tuple[DraftServer, EmulatedOrder]:
                  "--output_tokens", "24", "--batch_sizes", str(NUM_ROWS), "--modes", "auto"]  # fmt: skip
     emulation = Emulation(parse_arguments(EmulationConfig, arguments))
     *_, case = emulation.cases()
-    server, order = emulation.side().open(), emulation.order(case)
+    server, order = emulation.draft_server(), emulation.order(case)
     server.build(order)
     return server, order
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.job.launching import (
     Ended,
     read_output,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
     shard_stats,
@@ -90,10 +88,9 @@ def test_datasets_reads_the_shards(greedy: tuple[Path, Ended], tmp_path: Path) -
     assert dataset["completion"][:] == read_output(output)["completion"].to_pylist()
 
 
-@pytest.mark.parametrize("run", ["greedy", "sampled"])
-def test_totals_are_the_sum_of_the_shards_and_of_the_rows(run: str, request: pytest.FixtureRequest) -> None:
+def test_totals_are_the_sum_of_the_shards_and_of_the_rows(sampled: tuple[Path, Ended]) -> None:
     """Statistics that do not add up to what the rows say would go unnoticed anywhere else."""
-    output, ended = request.getfixturevalue(run)
+    output, ended = sampled
     shards, rows, totals = shard_stats(output), read_output(output), ended.totals
 
     def total(name: str) -> int:
@@ -125,89 +122,51 @@ def test_greedy_output_is_that_of_transformers(pair: Pair, greedy: tuple[Path, E
         assert row["completion"] == tokenizer.decode(completion_ids, skip_special_tokens=True)
 
 
-def test_one_process_of_its_own_writes_the_same_files(
-    options: dict[str, Any], sampled: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    """Nothing may depend on what this process has done before; and stdout is one line of JSON."""
-    ended = run_process(**(options | SAMPLED), output=tmp_path / "run")
-    assert ended.totals["num_rows"] == NUM_PROMPTS
-    assert len(ended.stdout.splitlines()) == 1
-    assert shard_bytes(tmp_path / "run") == shard_bytes(sampled[0])
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("start", "num_ranks", "tp_size", "run"),
-    [
-        (fork_ranks, 3, 2, "greedy"),
-        (run_process, 3, 2, "sampled"),
-        (fork_ranks, 2, 1, "sampled"),
-        (fork_ranks, 2, 2, "sampled"),
-    ],
+    ("num_ranks", "settings"),
+    # Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers.
+    [(3, {}), (2, {"top_p": 1})],
+    ids=["own", "shared, without top-p"],
 )
 def test_ranks_write_the_files_of_one_process(
     options: dict[str, Any],
-    start: Callable[..., Ended],
     num_ranks: int,
-    tp_size: int,
-    run: str,
-    request: pytest.FixtureRequest,
+    settings: dict[str, Any],
+    sampled: tuple[Path, Ended],
     tmp_path: Path,
 ) -> None:
     """A sharded target, and a draft on a rank of its own or beside the target's first part, change the speed,
     and no byte of the output."""
-    output, alone = request.getfixturevalue(run)
-    settings = SAMPLED if run == "sampled" else {}
-    ended = start(num_ranks, **(options | settings), tp_size=tp_size, output=tmp_path / "run")
+    settings = options | SAMPLED | settings
+    output, alone = sampled
+    if settings["top_p"] == 1:
+        output = tmp_path / "alone"
+        alone = run_here(**settings, output=output)
+    ended = fork_ranks(num_ranks, **settings, tp_size=2, output=tmp_path / "run")
     assert ended.totals["num_completion_tokens"] == alone.totals["num_completion_tokens"]
     assert shard_bytes(tmp_path / "run") == shard_bytes(output)
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name[name.index("rank-") :] for name in logs] == [f"rank-{rank}.log" for rank in range(num_ranks)]
     assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / num_ranks)
-    assert ended.totals["draft_placement"] == ("own" if num_ranks > tp_size else "shared")
-    role, placed = f"target 1/{tp_size}", "has a rank of its own"
-    if num_ranks == tp_size:
+    assert ended.totals["draft_placement"] == ("own" if num_ranks == 3 else "shared")
+    role, placed = "target 1/2", "has a rank of its own"
+    if num_ranks == 2:
         role, placed = f"{role}+draft", "shares rank 0 with the target"
     assert f"[{role}] the draft {placed}" in ended.stderr
 
 
 @pytest.mark.ranks
-def test_gathering_logits_of_next_tokens_only_writes_the_same_files(
+def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers."""
-    settings = options | SAMPLED | {"top_p": 1}
-    assert run_here(**settings, output=tmp_path / "alone").code == 0
-    ended = fork_ranks(3, **settings, tp_size=2, output=tmp_path / "run")
-    assert 0.3 < ended.totals["draft_acceptance_rate"] < 0.9
-    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "alone")
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("settings", [{}, SAMPLED | {"acceptance": "gumbel"}], ids=["greedy", "gumbel"])
-def test_drafting_ahead_writes_the_completions_of_the_target_alone(
-    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
-) -> None:
-    """On ranks of their own, with the draft drafting on while the target verifies."""
+    """Coupled, on ranks of their own, with the draft drafting on while the target verifies."""
+    options = options | SAMPLED | {"acceptance": "gumbel"}
     alone, ahead = tmp_path / "alone", tmp_path / "asynchronous"
-    assert run_here(**(options | settings | {"draft": None}), output=alone).code == 0
-    options = options | settings | {"tp_size": 2, "overlap": "asynchronous", "num_branches": 2}
+    assert run_here(**(options | {"draft": None}), output=alone).code == 0
+    options |= {"tp_size": 2, "overlap": "asynchronous", "num_branches": 2}
     ended = fork_ranks(3, generate_with_long_passes, **options, output=ahead)
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
     assert ended.totals["target_message_bytes_per_pass"] > 0
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]
-
-
-@pytest.mark.ranks
-def test_target_only_ranks_write_the_rows_of_the_speculative_run(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    """Without a draft: the same greedy text, from ranks that all hold the target."""
-    ended = fork_ranks(2, **(options | {"draft": None}), tp_size=2, output=tmp_path / "run")
-    assert ended.totals["draft_acceptance_rate"] is None
-    rows, expected = read_output(tmp_path / "run"), read_output(greedy[0])
-    for name in ("prompt", "completion", "completion_ids", "finish_reason", "reference"):
-        assert rows[name].to_pylist() == expected[name].to_pylist()
-    assert set(rows["num_draft_tokens"].to_pylist()) == {0}
-    assert set(rows["mean_acceptance_length"].to_pylist()) == {None}

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.job.ranks.restart import LONE_ROW, NUM_RESTARTS, REPLICA
 from specdist.models.passes.runner import ModelRunner
 from tests.job import small_device
@@ -47,8 +46,8 @@ def logs_of(output: Path) -> dict[int, str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("rank", "number"),
-    [(0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGSTOP)],
-    ids=["lead", "other target", "draft", "hanging target"],
+    [(0, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGSTOP)],
+    ids=["lead", "draft", "hanging target"],
 )
 def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
     options: dict[str, Any], tmp_path: Path, rank: int, number: signal.Signals
@@ -100,7 +99,7 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
     assert lengths[3] > max(lengths[:3] + lengths[4:]) + 20
     output = tmp_path / "run"
     ended = subprocess.run(
-        command(3, Path(small_device.__file__), **(options | changes), tp_size=2, output=output),
+        command(2, Path(small_device.__file__), **(options | changes), tp_size=2, output=output),
         cwd=REPOSITORY,
         env={**os.environ, small_device.LONGEST: str(lengths[3] - 2), small_device.SMALL_RANK: "1"},
         capture_output=True,
@@ -108,7 +107,10 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
         timeout=TIMEOUT_S,
     )
     assert ended.returncode == 0, ended.stderr
-    for log in logs_of(output).values():
+    logs = logs_of(output)
+    # The replica has kept its name.
+    assert len(logs) == 2
+    for log in logs.values():
         assert "this replica ends: rank 1 (target 2/2): OutOfMemoryError: CUDA out of memory." in log
         assert "starting over" in log
     lone = "out of memory while row 3 ran alone, which is recorded as an error"
@@ -119,8 +121,6 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
     assert error["finish_reason"] == "error" and "not even alone" in error["error"]
     assert [row["completion_ids"] for row in rows] == [row["completion_ids"] for row in expected]
     assert json.loads((output / "manifest.json").read_text())["info"]["rows_too_large"] == [[3, 0]]
-    # The replica has kept its name.
-    assert len(list((output / "logs").iterdir())) == NUM_RANKS
 
 
 def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
@@ -143,10 +143,6 @@ def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
     assert json.loads((output / "manifest.json").read_text())["info"]["num_batch_halvings"] == 1
     assert shard_bytes(output) == shard_bytes(greedy[0]) and first.stat().st_mtime_ns == modified
     assert (output / "logs" / "host-1-abcd-rank-0.log").exists()
-    monkeypatch.delenv(NUM_RESTARTS)
-    first.with_suffix(".json").unlink()
-    first.unlink()
-    assert "at most 16 sequences at a time" in run_here(**options, output=output).stderr
 
 
 def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
@@ -167,27 +163,3 @@ def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
     assert "at a time" in ended.stderr
     counted = sum(shard["num_out_of_memory"] for shard in shard_stats(tmp_path / "run"))
     assert ended.totals["num_out_of_memory"] == counted > 0
-
-
-def test_a_target_of_nans_is_refused_and_single_rows_of_them_are_errors(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = ModelRunner.forward
-    is_spoiled = [True] * NUM_SUSPECT_ROWS
-
-    def spoiled(runner: ModelRunner, batch: Any, logits_index: Any) -> torch.Tensor:
-        logits_NV = forward(runner, batch, logits_index)
-        return logits_NV * torch.nan if is_spoiled else logits_NV
-
-    monkeypatch.setattr(ModelRunner, "forward", spoiled)
-    output = tmp_path / "run"
-    ended = run_here(**options, output=output)
-    assert ended.code == 2
-    assert "error: the target's logits are not finite" in ended.stderr and "--dtype float32" in ended.stderr
-    assert logged_rows(output, 0) == b""
-    # So few that they can be accidents: they are recorded, though a run without any completion has failed.
-    few = run_here(**options, limit=NUM_SUSPECT_ROWS - 1, output=tmp_path / "few")
-    assert few.code == 2 and "no row has a completion: of 7 errors 7 are: the target's logits" in few.stderr
-    assert all("not finite" in row["error"] for row in read_output(tmp_path / "few").to_pylist())
-    is_spoiled.clear()
-    assert run_here(**options, output=output).totals["num_error_rows"] == 0

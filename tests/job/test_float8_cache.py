@@ -39,11 +39,3 @@ def test_a_draft_and_ranks_change_no_row_and_the_cache_is_named(
     assert "keys and values were kept in float8" in card and "| cache_dtype | `float8` |" in card
     ended = run_here(**(options | {"cache_dtype": None}), output=outputs["fixed"])
     refused(ended, 'cache_dtype: "float8" in --output, (absent) now')
-
-
-def test_compiled_code_does_not_read_such_a_cache(options: dict[str, Any], tmp_path: Path) -> None:
-    changes = {"cache_dtype": "float8", "model_impl": "specdist"}
-    refused(
-        run_here(**(options | changes), output=tmp_path / "run"),
-        "--cache_dtype float8 needs layers that read it",
-    )

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdist.cli import generate
-from tests.job.chain import generate_at_known_costs
-from tests.job.launching import Ended, Main, read_output, run_here
+from specdist.job.models.model_plan import plan_models
+from specdist.job.ranks.topology import Topology
+from specdist.job.run.manifest import reproducibility_info
+from tests.job.given_costs import generate_with_long_passes
+from tests.job.launching import Ended, Main, parse, read_output, run_here
 from tests.job.ranks import fork_ranks
 
 
@@ -59,22 +63,24 @@ def test_costs_are_measured_once_and_frozen(
     ],
 )
 def test_a_run_states_its_reproducibility(
-    options: dict[str, Any], settings: dict[str, Any], expected: str, is_up_to_rounding: bool, tmp_path: Path
+    options: dict[str, Any], settings: dict[str, Any], expected: str, is_up_to_rounding: bool
 ) -> None:
-    run = options | {"policy": "goodput"} | settings | {"limit": 2, "output": tmp_path / "run"}
-    assert run_here(**run).code == 0
-    info = manifest_info(tmp_path / "run")
+    config = parse(**options | {"policy": "goodput"} | settings, output="unused")
+    topology = Topology(rank=0, world_size=1, tp_size=1, uses_draft=True, device=torch.device("cpu"))
+    info = reproducibility_info(config, topology, plan_models(config))
     assert (info["reproducibility"], info["up_to_rounding"]) == (expected, is_up_to_rounding)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("main", [generate_at_known_costs, generate], ids=["cheap draft", "measured"])
+@pytest.mark.parametrize(
+    ("main", "num_ranks"), [(generate_with_long_passes, 2), (generate, 3)], ids=["cheap draft", "measured"]
+)
 def test_ranks_whose_rounds_are_chosen(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main, num_ranks: int
 ) -> None:
     """The defaults. The models are so small that by measured times nothing may pay."""
-    own = {"policy": None, "overlap": None, "tp_size": 2, "output": tmp_path / "run"}
-    assert fork_ranks(3, main, **(options | own)).code == 0
+    own = {"policy": None, "overlap": None, "tp_size": num_ranks - 1, "output": tmp_path / "run"}
+    assert fork_ranks(num_ranks, main, **(options | own)).code == 0
     found = read_output(tmp_path / "run")
     assert found["completion_ids"] == read_output(greedy[0])["completion_ids"]
     info = manifest_info(tmp_path / "run")
@@ -83,20 +89,3 @@ def test_ranks_whose_rounds_are_chosen(
         assert min(info["costs"]["message"]["ns"]) > 0 and info["costs"]["context"]["num_rows"] == len(found)
     else:
         assert sum(found["num_accepted_draft_tokens"].to_pylist()) > 0
-
-
-@pytest.mark.ranks
-def test_ranks_that_draft_ahead_as_far_as_it_pays(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    ended = fork_ranks(
-        3,
-        **options,
-        tp_size=2,
-        policy="goodput",
-        overlap="asynchronous",
-        num_branches=1,
-        output=tmp_path / "run",
-    )
-    assert ended.totals["num_completions"] > 0
-    assert read_output(tmp_path / "run")["completion_ids"] == read_output(greedy[0])["completion_ids"]

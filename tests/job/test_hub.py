@@ -1,30 +1,38 @@
-"""The finished data set on a hub, of which a stand-in answers huggingface_hub's own client."""
+"""The finished data set on a hub, by a stand-in for huggingface_hub's client with its signatures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import datasets
-import huggingface_hub
 import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import LocalTokenNotFoundError
 
 from specdist.data.run.run_folder import RunFolder
-from tests.job.hub import TOKEN, Hub, local_hub
+from specdist.job.totals import hub
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with local_hub() as running:
-        # What HF_ENDPOINT sets, when the library is imported.
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield running
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``files``: of the repository, by path; ``commits``: the paths of each."""
+    api = create_autospec(HfApi, instance=True)
+    api.endpoint, api.files, api.commits = "https://hub", {}, []
+
+    def commit(repository: str, operations: list[CommitOperationAdd], **_: Any) -> None:
+        assert repository == "owner/rows"
+        api.commits.append([operation.path_in_repo for operation in operations])
+        for operation in operations:
+            with operation.as_file() as file:
+                api.files[operation.path_in_repo] = file.read()
+
+    api.create_commit.side_effect = commit
+    monkeypatch.setattr(hub, "_api", lambda: api)
+    return api
 
 
 @pytest.fixture
@@ -36,38 +44,34 @@ def options(pair: Pair, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_finished_run_is_uploaded_once_and_can_be_loaded(
-    hub: Hub, options: dict[str, Any], tmp_path: Path
+    api: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     assert run_here(**options).code == 0
-    files = hub.files["owner/rows"]
-    assert {name: files[f"shards/{name}"] for name in shard_bytes(options["output"])} == shard_bytes(
-        options["output"]
-    )
+    api.create_repo.assert_called_once_with("owner/rows", repo_type="dataset", private=True, exist_ok=True)
+    shards = {f"shards/{name}": content for name, content in shard_bytes(options["output"]).items()}
+    assert len(shards) == 3 and {name: api.files[name] for name in shards} == shards
     # Nothing that names this machine's paths; the card last.
-    assert sorted(files) == ["README.md", *(f"shards/shard-0000{shard}.arrow" for shard in range(3))]
-    assert hub.commits[-1] == ["README.md"] and str(tmp_path).encode() not in b"".join(files.values())
-    for name, content in files.items():
+    assert sorted(api.files) == sorted([*shards, "README.md"])
+    assert api.commits[-1] == ["README.md"] and str(tmp_path).encode() not in b"".join(api.files.values())
+    for name, content in api.files.items():
         (tmp_path / "loaded" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "loaded" / name).write_bytes(content)
     assert len(datasets.load_dataset(str(tmp_path / "loaded"), split="train")) == 6
-    num_commits = len(hub.commits)
-    assert run_here(**options).code == 0 and len(hub.commits) == num_commits
+    num_commits = len(api.commits)
+    assert run_here(**options).code == 0 and len(api.commits) == num_commits
     assert not [path.name for path in (options["output"] / "leases").iterdir() if path.name[:3] == "hub"]
 
 
-def test_what_the_hub_refuses_is_told_first(
-    hub: Hub, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
+def test_what_the_hub_refuses_is_told_first(api: Any, options: dict[str, Any]) -> None:
+    api.auth_check.side_effect = LocalTokenNotFoundError("no token")
     refused(run_here(**options), "--push_to_hub owner/rows is refused by the hub", "HF_TOKEN")
     assert not options["output"].exists()
-    refused(run_here(**options | {"push_to_hub": "a/b/c"}), "is not the name of a repository")
 
 
-def test_an_upload_that_fails_is_tried_again_by_the_same_command(hub: Hub, options: dict[str, Any]) -> None:
-    hub.refuses_commits = True
+def test_an_upload_that_fails_is_tried_again_by_the_same_command(api: Any, options: dict[str, Any]) -> None:
+    commit, api.create_commit.side_effect = api.create_commit.side_effect, OSError("no network")
     refused(run_here(**options), "all rows are kept, and the same command uploads them")
     assert RunFolder(options["output"]).missing_shards() == []
-    hub.refuses_commits = False
+    api.create_commit.side_effect = commit
     assert run_here(**options).code == 0
-    assert len(hub.files["owner/rows"]) == 4
+    assert len(api.files) == 4

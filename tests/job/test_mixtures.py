@@ -14,12 +14,12 @@ from specdist.job.models.model_plan import ModelPlan, plan_models
 from specdist.job.run.manifest import EXPERT_PARALLEL, frozen_models
 from specdist.models.passes.all_reduce import SUMS
 from specdist.utils.errors import UserError
-from tests.job.chain import generate_at_known_costs
+from tests.job.given_costs import generate_with_long_passes
 from tests.job.launching import parse, read_output
 from tests.job.ranks import fork_ranks
 from tests.models.all_families import VOCAB_SIZE, build, save_pair, tokenizer
 
-NUM_NEW, LENGTHS = 40, (3, 12, 40, 70)
+NUM_NEW, LENGTHS = 24, (3, 12, 40, 70)
 
 
 def written_prompts(path: Path) -> list[list[int]]:
@@ -48,7 +48,7 @@ def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
     target = save_pair(family, tmp_path / "pair").eval()
     prompts = written_prompts(tmp_path / "prompts.jsonl")
     ended = fork_ranks(
-        3, generate_at_known_costs, prompts=tmp_path / "prompts.jsonl", output=tmp_path / "run",
+        3, generate_with_long_passes, prompts=tmp_path / "prompts.jsonl", output=tmp_path / "run",
         target=tmp_path / "pair/target", draft=tmp_path / "pair/draft", tp_size=2, device="cpu",
         dtype="float32", temperature=0, max_new_tokens=NUM_NEW, cache_memory="256MiB", num_draft_tokens=3,
         overlap="asynchronous", expert_parallel=experts,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from specdist.job.ranks import entry
-from specdist.job.ranks.numa import bind_near_gpu, ranges
+from specdist.job.ranks.numa import bind_near_gpu
 from specdist.job.ranks.topology import Topology
 from tests.job.launching import parse
 
@@ -64,27 +62,6 @@ def test_a_mask_without_a_near_cpu_is_left_as_it_is(
     bind_near_gpu(1, system=node)
     assert masks == []
     assert "are 4-7,10, but this rank may only use 8-9,12" in caplog.text
-
-
-def bound(node: Path, answers: multiprocessing.SimpleQueue[set[int]]) -> None:
-    logging.disable()
-    (node / "devices/system/node/node0/cpulist").write_text(f"{max(os.sched_getaffinity(0))}\n")
-    bind_near_gpu(0, system=node)
-    answers.put(os.sched_getaffinity(0))
-
-
-def test_the_kernel_accepts_the_binding(node: Path) -> None:
-    """In a process of its own, which ends with its binding."""
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    process = context.Process(target=bound, args=(node, answers))
-    process.start()
-    process.join(60)
-    assert answers.get() == {max(os.sched_getaffinity(0))}
-
-
-def test_ranges_are_written_as_the_kernel_does() -> None:
-    assert ranges({0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11"
 
 
 @pytest.mark.parametrize(("affinity", "device", "bound_ranks"), [

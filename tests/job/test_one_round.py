@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +42,7 @@ def test_it_gives_the_engine_s_tokens(
     options: dict[str, Any] = SETTINGS[acceptance]
     assert run_here(
         prompts=pair.prompts, target=pair.target, draft=pair.draft, device="cpu", seed=SEED,
-        num_draft_tokens=4, max_new_tokens=NUM_NEW, output=tmp_path / "run", **options,
+        num_draft_tokens=4, max_new_tokens=NUM_NEW, limit=10, output=tmp_path / "run", **options,
     ).code == 0  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target, draft = (AutoModelForCausalLM.from_pretrained(path) for path in (pair.target, pair.draft))
@@ -66,16 +64,6 @@ def test_it_gives_the_engine_s_tokens(
         outcomes |= {(len(found.candidate_ids), found.num_accepted) for found in rounds}
     assert {(4, 0), (4, 4)} <= outcomes, "some blocks were rejected at once, and some accepted as a whole"
     assert acceptance == "rejection" or len({drafted for drafted, _ in outcomes}) > 2, "lengths adapt"
-
-
-def test_the_command_shows_rounds_and_ends_with_json(pair: Pair) -> None:
-    words = ["--target", pair.target, "--draft", pair.draft, "--prompt", "the quick", "--max_new_tokens", "8"]
-    ended = subprocess.run(
-        [sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=120, check=True
-    )
-    totals = json.loads(ended.stdout)
-    assert totals["num_tokens"] == 8 and totals["completion"]
-    assert ended.stderr.count("accepted: ") == totals["num_target_forwards"] < 8
 
 
 def test_it_can_be_read_in_one_sitting() -> None:

@@ -48,14 +48,6 @@ def test_replicas_of_one_run_change_its_folder_once(tmp_path: Path) -> None:
     assert not list(output.glob("leases/*"))
 
 
-def test_any_number_of_replicas_may_join_a_run(tmp_path: Path) -> None:
-    members = [join(tmp_path / "run", is_shared=True) for _ in range(3)]
-    assert len(members[0].others()) == 2
-    for member in members:
-        member.leave()
-    assert members[0].others() == []
-
-
 def test_a_replica_that_would_lease_shards_elsewhere_than_the_others_is_refused(tmp_path: Path) -> None:
     shared, other = tmp_path / "shared" / "run", tmp_path / "other" / "run"
     folder = open_(tmp_path / "run", manifest=Manifest(fingerprint={}, info={LEASES: str(shared)}))

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from specdist.data.stats.shard import Stats
-from specdist.engine.times.reports import EngineLoad
 from specdist.job import generate
 from specdist.job.totals import progress
-from specdist.job.totals.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
+from specdist.job.totals.progress import LINE_INTERVAL_S, Progress
 from tests.data.samples import row_result
 from tests.job.events import read_scalars
 from tests.job.launching import refused, run_here, shard_bytes
@@ -72,53 +70,9 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: Clock, ca
     assert caplog.messages == []
 
 
-def test_counts_are_those_of_rows_finished_now() -> None:
-    counts = Counts(num_done=7).with_row(row_result(error="empty")).with_row(row_result())
-    assert (counts.num_done, counts.num_new, counts.num_errors) == (9, 2, 1)
-    assert (counts.num_tokens, counts.num_drafted, counts.num_accepted, counts.num_spec_steps) == (6, 8, 2, 4)
-
-
-@has_tensorboard
-def test_scalars_are_those_of_each_minute(tmp_path: Path) -> None:
-    clock = Clock()
-    scalars = Scalars(tmp_path, "node-1", clock=clock)
-    counts = Counts(num_done=100)
-    for minute in (1, 2):
-        for _ in range(6):
-            clock.now += 10
-            counts = counts.with_row(row_result(num_completion_tokens=20 * minute))
-            scalars.tick(counts, EngineLoad(num_seqs=minute, num_free_pages=50))
-    counts = counts.with_row(row_result(error="empty", num_spec_steps=0, num_draft_tokens=0))
-    clock.now += 1
-    scalars.tick(counts, EngineLoad())
-    scalars.close()
-    found = read_scalars(tmp_path / "tensorboard" / "node-1")
-    assert found["run/tokens_per_s"][:2] == [(106, 2.0), (112, 4.0)]
-    assert found["run/rows_done"] == [(106, 106), (112, 112), (113, 113)], "the rest comes at the end"
-    assert found["run/batch_rows"] == [(106, 1), (112, 2), (113, 0)]
-    assert found["run/free_pages"][0] == (106, 50)
-    assert found["run/error_rows"] == [(106, 0), (112, 0), (113, 1)]
-    assert found["run/draft_acceptance_rate"][0] == (106, 0.25)
-    assert found["run/mean_acceptance_length"][0] == (106, 1.5)
-
-
-@has_tensorboard
-def test_a_ratio_of_nothing_is_left_out(tmp_path: Path) -> None:
-    scalars = Scalars(tmp_path, "alone", clock=Clock())
-    stats = {"exact": True, **Stats(wall_ns=10**9, num_completion_tokens=5).to_json()}
-    scalars.shard_finished(Counts(num_done=30), 2, stats)
-    scalars.close()
-    found = read_scalars(tmp_path / "tensorboard" / "alone")
-    assert found == {
-        "shard/number": [(30, 2)],
-        "shard/tokens_per_s": [(30, 5)],
-        "shard/num_error_rows": [(30, 0)],
-    }
-
-
 @has_tensorboard
 def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Path) -> None:
-    """--tensorboard changes no row; a restart writes another file beside the first."""
+    """--tensorboard changes no row."""
     output = tmp_path / "run"
     assert run_here(**options, tensorboard=True, output=output).code == 0
     assert shard_bytes(output) == shard_bytes(greedy[0])
@@ -129,14 +83,6 @@ def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Pa
     assert steps == sorted(steps) and steps[-1] == 24
     assert found["run/rows_done"][-1] == (24, 24) and 0 < found["run/draft_acceptance_rate"][-1][1] < 1
     assert found["run/free_pages"][-1][1] > 0
-
-    for name in ("shard-00001.arrow", "shard-00001.json"):
-        (output / "shards" / name).unlink()
-    assert run_here(**options, tensorboard=True, output=output).code == 0
-    assert shard_bytes(output) == shard_bytes(greedy[0])
-    (again,) = set((output / "tensorboard").iterdir()) - {folder}
-    assert read_scalars(again)["shard/number"] == [(24, 1)]
-    assert read_scalars(again)["run/rows_done"][-1][0] == 24
 
 
 def test_without_the_package_the_job_does_not_start(

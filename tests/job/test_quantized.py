@@ -11,11 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from specdist.job.models.model_plan import plan_models
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading import loading
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.weight_names import WeightNames
 from specdist.models.quantized.quantized_linear import QuantizedLinear
@@ -139,8 +137,6 @@ def test_block_wise_fp8_is_read_with_its_scales(folder: Path) -> None:
         (in_blocks, None, 1, ["is stored as F8_E4M3", "quantization_config", "unquantised checkpoint"]),
         (without("_scale_inv"), BLOCK_FP8, 1, ["files hold no", "_proj.weight_scale_inv", "fetch it again"]),
         (in_channels, {"quant_method": "compressed-tensors"}, 1, ["compressed-tensors", "config_groups"]),
-        (in_channels, of_channels(kv_cache_scheme={"num_bits": 8}), 1, ["with kv_cache_scheme"]),
-        (in_channels, of_channels(transform_config={"a": 1}), 1, ["does not read with transform_config"]),
         (in_channels, of_channels(format="marlin-24"), 1, ["8-bit float weights in format marlin-24"]),
         (in_channels, of_group(weights={"actorder": "group"}), 1, ["group_0 has weights with actorder"]),
         (
@@ -149,19 +145,12 @@ def test_block_wise_fp8_is_read_with_its_scales(folder: Path) -> None:
             1,
             ["whose scale depends on the other tokens of a pass"],
         ),
-        (in_channels, of_group(weights={"num_bits": 4}), 2, ["4-bit float weights in format"]),
         (in_channels, of_group(weights={"strategy": "tensor"}), 1, ["is of shape", "one scale"]),
-        (in_channels, of_group(weights={"type": "int"}, format="int-quantized"), 1, ["does not mean"]),
         (in_blocks_of(64), BLOCK_FP8 | {"weight_block_size": [64, 64]}, 2, ["--tp_size 2 cuts", "64 share"]),
-        (in_channels, None, 2, ["is stored as F8_E4M3"]),
         (dict, {"quant_method": "awq", "bits": 4}, 1, ["declares awq", "unquantised checkpoint"]),
-        (dict, {"quant_method": "fp8", "weight_block_size": None}, 1, ["weight_block_size"]),
-        (narrowed(FP8), None, 2, ["is stored as F8_E4M3"]),
         (narrowed(torch.int8), None, 1, ["is stored as I8"]),
         (with_extra("model.layers.0.mlp.up_proj.weight_scale"), None, 1, ["weight_scale", "looks like"]),
-        (with_extra("model.layers.0.mlp.up_proj.qweight"), None, 2, ["up_proj.qweight", "looks like"]),
         (with_extra("model.layers.0.mlp.up_proj.bias"), None, 1, ["takes model.layers.0.mlp.up_proj.bias"]),
-        (with_extra("model.layers.2.input_layernorm.weight"), None, 2, ["nothing in LlamaForCausalLM takes"]),
     ],
 )  # fmt: skip
 def test_what_would_be_misread_is_refused_by_name(
@@ -180,29 +169,6 @@ def test_what_would_be_misread_is_refused_by_name(
         assert fragment in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("is_stored", "request_", "told"),
-    [
-        (True, "int8", "--target_quantization int8 is for checkpoints that are not quantised"),
-        (False, "int8", "none of its layers can be quantised .*: leave --target_quantization out"),
-        (True, None, "none of its layers can be quantised .*: fetch an unquantised checkpoint"),
-    ],
-)
-def test_what_cannot_be_quantised_is_told_with_the_option_that_was_given(
-    options: dict[str, Any], folder: Path, tmp_path: Path, is_stored: bool, request_: str | None, told: str
-) -> None:
-    """GPT-2's layers are no plain linear ones."""
-    if not is_stored or request_ is None:
-        config = GPT2Config(vocab_size=320, n_positions=128, n_embd=32, n_layer=1, n_head=2, eos_token_id=0)
-        folder = save(tmp_path / "gpt2", GPT2LMHeadModel(config), train_tokenizer())
-    if is_stored:
-        rewrite(folder, in_channels, of_channels())
-    changes = {"target": folder, "draft": None, "target_quantization": request_}
-    with pytest.raises(UserError, match=told) as error:
-        plan_models(parse(**(options | changes), output="unused"))
-    assert f"--target {folder}" in str(error.value)
-
-
 def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(
     options: dict[str, Any], no_models: None, folder: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +182,6 @@ def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(
     [
         ("quantize_config.json", {"bits": 4, "group_size": 128, "quant_method": "gptq"}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True}, "unnamed"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "W4A8_AWQ"),
     ],
 )
 def test_a_scheme_that_another_file_declares_is_refused(
@@ -255,16 +220,3 @@ def test_a_tied_head_that_is_stored_is_not_overwritten(
 ) -> None:
     """As transformers has it: the two are compared there, and left as they are if they differ."""
     assert WeightNames(random_llama(tie_word_embeddings=True)).takers(stored) == takers
-
-
-def test_a_missing_package_is_a_message(
-    options: dict[str, Any], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: object, **__: object) -> None:
-        raise ImportError("This modeling file requires the following packages: einops")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    # As with code of the checkpoint's own.
-    monkeypatch.setattr(loading, "_is_plain", lambda *_: False)
-    ended = run_here(**options, output=tmp_path / "run")
-    refused(ended, f"--target {pair.target} needs a package", "einops", "install it")

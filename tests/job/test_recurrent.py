@@ -88,7 +88,7 @@ def test_a_killed_job_ends_with_the_rows_of_an_undisturbed_one(folder: Path, tmp
     (tmp_path / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     options = {
         "prompts": tmp_path / "prompts.jsonl", "target": folder / "target", "draft": folder / "draft",
-        "num_samples": 2, "rows_per_shard": 2, "max_num_seqs": 2, "max_new_tokens": 20, "device": "cpu",
+        "num_samples": 2, "rows_per_shard": 2, "max_num_seqs": 2, "max_new_tokens": 10, "device": "cpu",
         "dtype": "float32", "temperature": 0.8, "cache_memory": "16MB", "num_draft_tokens": 3,
     }  # fmt: skip
     assert run_here(**options, output=tmp_path / "whole").code == 0

@@ -8,7 +8,6 @@ import pytest
 
 from specdist import SamplingOptions, SpeculativeLLM
 from specdist.job.models.model_plan import plan_models
-from specdist.utils.errors import UserError
 from tests.job.launching import parse
 from tests.job.pair import Pair
 
@@ -44,26 +43,6 @@ def test_a_target_that_drafts_for_itself_gives_its_own_tokens(
     if kind is None:
         coarse = SpeculativeLLM(str(pair.target), **(quantized | {"target_quantization": "float8"}))
         assert tokens(coarse, SAMPLED)[0] != tokens(alone, SAMPLED)[0], "nothing was quantised"
-
-
-@pytest.mark.parametrize(
-    ("changes", "fragments"),
-    [
-        ({"draft": "self:int2"}, ["--draft 'self:int2' is not a kind", "self:int4"]),
-        (
-            {"draft": "self:int4", "draft_quantization": "int8"},
-            ["--draft self:int4 says how", "--draft_quantization int8", "leave one of them out"],
-        ),
-        ({"target_quantization": "int2"}, ["--target_quantization", "int2"]),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    options: dict[str, Any], changes: dict[str, Any], fragments: list[str]
-) -> None:
-    with pytest.raises(UserError) as error:
-        parse(**(options | changes), output="unused")
-    for fragment in fragments:
-        assert fragment in str(error.value)
 
 
 def test_the_draft_is_the_targets_folder(options: dict[str, Any], pair: Pair) -> None:

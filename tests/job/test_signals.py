@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from specdist.job.ranks.signals import EXIT_STOPPED
@@ -21,18 +19,17 @@ from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import (
     TIMEOUT_S,
-    command,
-    kill_tree,
     logged_rows,
     run_here,
     shard_bytes,
     shard_files,
 )
-from tests.job.ranks import fork_ranks, started_ranks
+from tests.job.ranks import started_ranks
+from tests.job.telling import fork_telling
 from tests.ranks import REPOSITORY
 
-# A process that waits to be stopped, {gentle} or not, with {grace} seconds to end; a second interrupt within
-# {echo} seconds does not count.
+# A process that does not leave by itself when it is stopped, {gentle} or not, with {grace} seconds to end; a
+# second interrupt within {echo} seconds does not count.
 WAITING = """
 import logging, sys, time
 from specdist.job.ranks import signals
@@ -43,22 +40,8 @@ stop = signals.StopRequest()
 if {gentle}:
     stop.defer_signals()
 print("ready", flush=True)
-while not (stop.is_made and {leaves}):
-    time.sleep(0.01)
-stop.close()
-sys.exit(signals.EXIT_STOPPED)
+time.sleep(3600)
 """
-
-
-def start(gate: Gate, num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(num_ranks, **options),
-        env=os.environ | gate.environment,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def rows_of_second_shard(gate: Gate, output: Path) -> bytes:
@@ -92,29 +75,26 @@ def check_given_back(output: Path, rows: bytes) -> None:
     assert len(shard_files(output)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
-    slow: tuple[dict[str, Any], Path], tmp_path: Path, number: signal.Signals
+    slow: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     options, undisturbed = slow
-    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
-    process = start(gate, **options, output=output)
+    output, gate, number = tmp_path / "run", Gate(tmp_path / "gate"), signal.SIGINT
+    process = fork_telling(tmp_path / "words", gate=gate, **options, output=output)
     try:
         rows = rows_of_second_shard(gate, output)
-        stop(gate, output, [process.pid], number)
-        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        stop(gate, output, [process.pid or 0], number)
+        process.join(TIMEOUT_S)
     finally:
         process.kill()
-    assert process.returncode == EXIT_STOPPED, stderr
-    assert f"{number.name}: stopping after this round" in stderr
-    assert "Traceback" not in stderr
-    totals = json.loads(stdout.splitlines()[-1])
+    said = (tmp_path / "words").read_text()
+    assert process.exitcode == EXIT_STOPPED, said
+    assert f"{number.name}: stopping after this round" in said and "Traceback" not in said
+    totals = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     assert totals["complete"] is False and totals["num_rows"] == 6
     num_begun = logged_rows(output, 1).count(b'"row":')
     kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in unfinished shards"
-    assert f"rows        {kept}" in stderr
-    going_on = shlex.join(command(**options, output=output))
-    assert stderr.splitlines()[-1].endswith(f"to resume: {going_on}")
+    assert f"rows        {kept}" in said and "; to resume: " in said
     check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
@@ -127,44 +107,20 @@ def test_ranks_that_all_get_the_signal_leave_together(
     """A cluster's scheduler may send the signal to every process itself, and its warning is SIGUSR1."""
     options, undisturbed = slow
     output, gate = tmp_path / "run", Gate(tmp_path / "gate")
-    with started_ranks(3, gate=gate, **options, tp_size=2, output=output) as world:
+    with started_ranks(2, gate=gate, **options, output=output) as world:
         rows = rows_of_second_shard(gate, output)
-        stop(gate, output, [process.pid or 0 for process in world.processes], signal.SIGUSR1, num_logs=3)
+        stop(gate, output, [process.pid or 0 for process in world.processes], signal.SIGUSR1, num_logs=2)
         for process in world.processes:
             process.join(TIMEOUT_S)
             assert process.exitcode == EXIT_STOPPED
-    check_that_all_left(output, rows, signal.SIGUSR1)
-    assert fork_ranks(3, **options, tp_size=2, output=output).totals["complete"] is True
+    check_given_back(output, rows)
+    assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-@pytest.mark.ranks
-def test_a_launcher_passes_the_signal_on(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    options, _ = slow
-    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
-    process = start(gate, 3, **options, tp_size=2, output=output)
-    try:
-        rows = rows_of_second_shard(gate, output)
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        stop(gate, output, [process.pid], signal.SIGTERM, num_logs=3)
-        process.communicate(timeout=TIMEOUT_S)
-        _, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
-        assert alive == []
-    finally:
-        kill_tree(process)
-    check_that_all_left(output, rows, signal.SIGTERM)
-
-
-def check_that_all_left(output: Path, rows: bytes, number: signal.Signals) -> None:
-    """Each of three ranks by its own log, and the shard is given back."""
-    check_given_back(output, rows)
-    logs = [path.read_text() for path in sorted((output / "logs").iterdir())]
-    assert len(logs) == 3 and all(f"{number.name}: stopping after this round" in log for log in logs)
-
-
-def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0, echo: float = 60.0) -> subprocess.Popen[str]:
+def waiting(*, gentle: bool, grace: float = 60.0, echo: float = 60.0) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITING.format(gentle=gentle, leaves=leaves, grace=grace, echo=echo)],
+        [sys.executable, "-c", WAITING.format(gentle=gentle, grace=grace, echo=echo)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -176,7 +132,7 @@ def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0, echo: float = 60
 
 
 def test_before_the_first_row_one_signal_ends_the_job() -> None:
-    process = waiting(gentle=False, leaves=False)
+    process = waiting(gentle=False)
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == EXIT_STOPPED
@@ -192,7 +148,7 @@ def interrupted(process: subprocess.Popen[str]) -> None:
 
 def test_a_second_interrupt_ends_at_once() -> None:
     """A SIGTERM does not."""
-    process = waiting(gentle=True, leaves=False, echo=0.0)
+    process = waiting(gentle=True, echo=0.0)
     interrupted(process)
     for number in (signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
@@ -204,7 +160,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
 
 def test_an_interrupt_that_comes_with_the_first_does_not_count() -> None:
     """From a launcher and a scheduler."""
-    process = waiting(gentle=True, leaves=False)
+    process = waiting(gentle=True)
     interrupted(process)
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
@@ -216,15 +172,8 @@ def test_an_interrupt_that_comes_with_the_first_does_not_count() -> None:
 
 
 def test_a_job_that_does_not_come_to_the_end_of_its_round_is_ended() -> None:
-    process = waiting(gentle=True, leaves=False, grace=0.3)
+    process = waiting(gentle=True, grace=0.3)
     process.send_signal(signal.SIGUSR1)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == EXIT_STOPPED
     assert "not ended" in stderr
-
-
-def test_a_process_that_leaves_in_time_is_not_killed() -> None:
-    process = waiting(gentle=True, leaves=True)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == EXIT_STOPPED

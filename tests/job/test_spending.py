@@ -10,7 +10,6 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.recording.closing import closing_lines
 from specdist.job.totals.card import write_card
 from specdist.job.totals.report import total_stats
-from specdist.job.totals.spending import price_text
 from specdist.job.totals.status import StatusReader
 from specdist.lab.plan.job import run_plan
 from specdist.lab.plan.options import PlanConfig
@@ -46,16 +45,6 @@ def test_what_a_million_tokens_take_is_told_everywhere(folder: RunFolder) -> Non
     assert all(TOLD in found[place] for place in ("show", "status", "card"))
     assert "<td>price of a million tokens</td><td>600</td>" in found["report"]
     assert StatusReader(folder.path).read().to_json()["costs"] == TOLD
-
-
-def test_what_was_not_given_is_not_told(folder: RunFolder) -> None:
-    text = folder.config_path.read_text()
-    folder.config_path.write_text(text.replace("gpu_price: 3.6", "gpu_price: null"))
-    assert not any("million" in each for each in told(folder).values())
-    folder.config_path.unlink()
-    assert not any("million" in each for each in told(folder).values())
-    assert "costs" not in StatusReader(folder.path).read().to_json()
-    assert price_text(2.0, None) == ""
 
 
 def test_plans_have_their_costs() -> None:

@@ -10,34 +10,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from datasets import load_dataset
 
+from specdist.cli import merge
+from specdist.cli import status as status_main
 from specdist.data.leases.membership import Membership
-from specdist.data.run.merging import merge_run
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.status import StatusReader, error_kind
-from specdist.utils.errors import UserError
 from tests.data.samples import row_result
 from tests.job.launching import read_output
-from tests.ranks import REPOSITORY
 
 
 def unfinish(output: Path, shard: int) -> None:
     for path in output.glob(f"*/shard-{shard:05d}.*"):
         path.unlink()
-
-
-def job(name: str, *arguments: object) -> tuple[int, str, str]:
-    ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "jobs" / name), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
 
 
 def member(output: Path, name: str, shard: int) -> Membership:
@@ -48,9 +35,9 @@ def member(output: Path, name: str, shard: int) -> Membership:
     return found
 
 
-def test_the_last_lines_of_a_complete_run(finished: Path) -> None:
-    code, stdout, _ = job("status.py", finished)
-    assert code == 0
+def test_the_last_lines_of_a_complete_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_main([str(finished)]) == 0
+    stdout = capsys.readouterr().out
     status = json.loads(stdout.splitlines()[-1])
     assert status["complete"] is True and status["num_done"] == status["num_shards"] == 3
     assert status["num_rows"] == status["num_expected_rows"] == 24
@@ -58,7 +45,7 @@ def test_the_last_lines_of_a_complete_run(finished: Path) -> None:
     assert "3 of 3 shards done" not in stdout and "3 of 3 done, 0 running" in stdout
 
 
-def test_the_status_of_a_running_run(finished: Path) -> None:
+def test_the_status_of_a_running_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One shard done, one held by a replica with two rows, one held by a replica whose process has ended."""
     unfinish(finished, 1)
     unfinish(finished, 2)
@@ -74,8 +61,8 @@ def test_the_status_of_a_running_run(finished: Path) -> None:
     child.wait()
     dead.heartbeat.beat()
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    code, stdout, _ = job("status.py", finished)
-    assert code == 1
+    assert status_main([str(finished)]) == 1
+    stdout = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
     status = json.loads(stdout.splitlines()[-1])
     assert (status["num_done"], status["num_waiting"], status["num_replicas"]) == (1, 0, 1)
@@ -116,71 +103,26 @@ def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(
     assert [held.shard for held in reader.read().running] == [1]
 
 
-def test_a_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
-    code, stdout, stderr = job("status.py", tmp_path)
-    assert (code, stdout) == (2, "")
-    assert "is not the folder of a run" in stderr
+def test_a_folder_without_a_run_has_no_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_main([str(tmp_path)]) == 2
+    found = capsys.readouterr()
+    assert found.out == "" and "is not the folder of a run" in found.err
 
 
 def test_errors_that_differ_in_numbers_are_of_one_kind() -> None:
     assert error_kind("the prompt has 300 tokens, more than 127") == "the prompt has N tokens, more than N"
 
 
-@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
-def test_merging_gives_all_rows_in_order(finished: Path, tmp_path: Path, suffix: str) -> None:
-    output = tmp_path / f"merged{suffix}"
-    code, stdout, stderr = job("merge.py", finished, "--output", output)
-    assert (code, stderr) == (0, "")
-    assert stdout == f"24 rows in {output}\n"
-    expected = read_output(finished)
-    rows = load_dataset(
-        suffix[1:], data_files=str(output), split="train", cache_dir=str(tmp_path / "cache")
-    ).to_list()
-    assert rows == expected.to_pylist()
-    if suffix == ".arrow":
-        code, _, stderr = job("merge.py", finished, "--output", output)
-        assert code == 2 and "exists: give another name, or --overwrite" in stderr
-        assert job("merge.py", finished, "--output", output, "--overwrite")[0] == 0
-
-
-def test_dictionaries_of_shards_become_one(tmp_path: Path, finished: Path) -> None:
-    """Each file of a run has its own."""
-    folder = RunFolder(finished)
-    for shard in range(3):
-        table = pa.ipc.open_file(folder.data_path(shard)).read_all()
-        labels = pa.array([f"label {shard}"] * table.num_rows).dictionary_encode()
-        unfinish(finished, shard)
-        folder.finish_shard(shard, table.append_column("label", labels), {})
-    merge_run(folder, tmp_path / "merged.arrow")
-    merged = pa.ipc.open_file(tmp_path / "merged.arrow").read_all()
-    assert merged["label"].to_pylist() == ["label 0"] * 10 + ["label 1"] * 10 + ["label 2"] * 4
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def rewritten(folder: RunFolder, shard: int, table: pa.Table) -> None:
-    unfinish(folder.path, shard)
-    folder.finish_shard(shard, table, {})
-
-
-def test_an_incomplete_or_damaged_run_is_not_merged(finished: Path, tmp_path: Path) -> None:
-    output = tmp_path / "merged.arrow"
-    folder = RunFolder(finished)
-    table = pa.ipc.open_file(folder.data_path(1)).read_all()
-    for harm, message in (
-        (lambda: damage(folder.data_path(1)), r"shard-00001.arrow is missing, damaged, or has changed since"),
-        (lambda: rewritten(folder, 1, table.slice(1)), r"has 9 rows; the manifest says 10"),
-        (lambda: rewritten(folder, 1, table.take(list(range(9, -1, -1)))), "in order"),
-        (lambda: rewritten(folder, 1, table.drop_columns(["reference"])), "does not have the columns of"),
-        (lambda: unfinish(finished, 1), r"not complete: 1 of 3 shards are missing \(1\)"),
-    ):
-        harm()
-        with pytest.raises(UserError, match=message):
-            merge_run(folder, output)
-        assert not output.exists()
-    with pytest.raises(UserError, match=r"must end in one of .arrow, .parquet, .jsonl, .csv"):
-        merge_run(folder, tmp_path / "merged.xlsx")
+def test_merging_gives_all_rows_in_order(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "merged.parquet")
+    assert merge([str(finished), "--output", output]) == 0
+    assert capsys.readouterr().out == f"24 rows in {output}\n"
+    rows = load_dataset("parquet", data_files=output, split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows.to_list() == read_output(finished).to_pylist()
+    assert merge([str(finished), "--output", output]) == 2
+    assert "exists: give another name, or --overwrite" in capsys.readouterr().err
+    assert merge([str(finished), "--output", output, "--overwrite"]) == 0
+    assert merge([str(finished), "--output", str(tmp_path / "merged.xlsx")]) == 2
+    assert "must end in one of .arrow, .parquet, .jsonl, .csv" in capsys.readouterr().err

@@ -89,21 +89,3 @@ def test_an_echo_reads_as_the_model_has_written_it(run: dict[str, Any], tmp_path
     for text in special:
         joined = joined.replace(text, "", 1)
     assert joined == choice["text"]
-
-
-def test_a_shard_done_again_has_its_tokens_and_log_probabilities_up_to_rounding(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    """With other rows in its passes."""
-    again = options | {"logprobs": 2, "prompt_logprobs": 1, "rows_per_shard": 3, "limit": 9}
-    again |= {"output": tmp_path / "run"}
-    assert run_here(**again).code == 0
-    before = read_output(tmp_path / "run").to_pylist()
-    (tmp_path / "run/shards/shard-00001.arrow").unlink()
-    assert run_here(**again).code == 0
-    for row, old in zip(read_output(tmp_path / "run").to_pylist(), before, strict=True):
-        for name in ("completion", "completion_ids", "finish_reason", "error", "num_prompt_tokens"):
-            assert row[name] == old[name]
-        # Sums of float32 over other batches.
-        assert row["logprobs"] == pytest.approx(old["logprobs"], abs=1e-4)
-        assert row["prompt_logprobs"][1:] == pytest.approx(old["prompt_logprobs"][1:], abs=1e-4)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
 from specdist.lab.plan.job import open_model
-from specdist.models.files.checkpoint import open_checkpoint
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, refused, run_here, run_process, shard_bytes
 from tests.job.pair import Pair
@@ -96,16 +95,6 @@ def test_code_of_a_model_is_not_run_without_consent(
     assert not (tmp_path / "imported").exists()
 
 
-def test_code_of_a_tokenizer_is_not_run_without_consent(pair: Pair, tmp_path: Path) -> None:
-    """Also in the folder of a family that transformers knows."""
-    shutil.copytree(pair.target, tmp_path / "model")
-    change_json(tmp_path / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["x.X", None]})
-    with pytest.raises(
-        UserError, match=r"tokenizer_config\.json names it under auto_map.*--trust_remote_code"
-    ):
-        open_checkpoint("--target", str(tmp_path / "model"))
-
-
 def test_code_of_a_model_runs_with_consent(
     options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
 ) -> None:
@@ -137,7 +126,7 @@ def test_pickled_weights_are_read_with_consent(
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
 
 
-@pytest.mark.parametrize("damage", ["trap", "cut", "list"])
+@pytest.mark.parametrize("damage", ["trap", "cut"])
 def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
     pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path, damage: str
 ) -> None:
@@ -148,8 +137,6 @@ def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
     path = target / "pytorch_model-00002-of-00003.bin"
     if damage == "trap":
         torch.save({"weight": Trap(tmp_path / "sprung")}, path)
-    elif damage == "list":
-        torch.save([torch.zeros(1)], path)
     else:
         path.write_bytes(path.read_bytes()[:-100])
     ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
@@ -164,7 +151,7 @@ def test_ranks_read_pickled_slices_of_a_model_with_code_of_its_own(
     """Each target rank builds the model by its code, and cuts its slices out of the pickled files."""
     pickle_weights(own)
     changes = {"target": own, "tp_size": 2, "trust_remote_code": True, "allow_pickle": True}
-    ended = run_process(3, **(options | changes), output=tmp_path / "run")
+    ended = run_process(2, **(options | changes), output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
-    assert len(list((tmp_path / "imported").iterdir())) == 3
+    assert len(list((tmp_path / "imported").iterdir())) == 2
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])

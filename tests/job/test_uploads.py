@@ -28,15 +28,6 @@ def test_generation_goes_on_while_a_shard_is_uploaded() -> None:
     assert ended == [*((number, True) for number in range(MAX_UPLOADS)), (MAX_UPLOADS, False)]
 
 
-def test_what_an_upload_raises_ends_the_job() -> None:
-    uploads = Uploads()
-    with pytest.raises(ZeroDivisionError):
-        uploads.start(lambda: 1 // 0 > 0, lambda won: pytest.fail("it has not ended well"))
-        uploads.close()
-    uploads.close()
-    assert not uploads._pool._threads or not any(thread.is_alive() for thread in uploads._pool._threads)
-
-
 def test_the_end_of_a_shard_holds_up_nothing_but_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

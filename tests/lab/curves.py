@@ -1,4 +1,4 @@
-"""Times of passes of all sizes, whatever they take: what the instruments and the tests measure with."""
+"""Times of passes of all sizes, whatever they take, as tests measure them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from specdist.job.costs.pass_times import PassTimer, PassTimes, always, draft_work, target_work
+from specdist.job.costs.pass_times import PassTimer, PassTimes, always
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
-from specdist.sampling.distributions import SamplingSettings
 
 
 def measure_curve(
@@ -31,15 +30,3 @@ def measure_curve(
         prepares=timer.is_asynchronous,
     )
     return times.timed(always).curve()
-
-
-def target_curve(runner: ModelRunner, settings: SamplingSettings, vocab_size: int, **sizes: int) -> Curve:
-    """Of the target's passes; ``sizes`` are those of :func:`measure_curve`."""
-    return measure_curve(runner, target_work(settings, vocab_size), **sizes)
-
-
-def draft_curve(
-    runner: ModelRunner, settings: SamplingSettings, vocab_size: int, *, uses_features: bool, **sizes: int
-) -> Curve:
-    """Of the draft's steps; ``sizes`` are those of :func:`measure_curve`."""
-    return measure_curve(runner, draft_work(settings, vocab_size, uses_features=uses_features), **sizes)

@@ -46,9 +46,8 @@ MAX_POSITIONS = 4096
 MANY_LAYERS = 16
 SEARCH_SEED, MEASUREMENT_SEED = 1, 2
 NUM_SAMPLE_ROWS, NUM_SAMPLE_PROMPT_TOKENS, NUM_SAMPLE_NEW_TOKENS = 32, 16, 32
-FIRST_EPSILON, LARGEST_EPSILON = 0.05, 4.0
-TOLERANCE = 0.01  # less than the standard error of the sample
-MAX_SEARCH_STEPS = 10
+LARGEST_EPSILON = 4.0
+TOLERANCE = 0.05  # of ε, within which acceptance changes by less than the standard error of the sample
 
 
 def num_draft_layers(shape: Shape) -> int:
@@ -172,35 +171,22 @@ def build_pair(
 
 
 def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> float:
-    """The ε with ``acceptance_at(ε)`` = ``wanted``: doubled until it is too large, then interpolated.
+    """The ε with ``acceptance_at(ε)`` = ``wanted``, by bisection: acceptance is 1 at ε = 0, and falls.
 
-    Acceptance is 1 at ε = 0 and falls nearly linearly, so few of the expensive evaluations are needed.
     Raises ValueError if the largest ε still gives more than wanted.
     """
     if wanted == 1:
         return 0.0
-    low, acceptance_low = 0.0, 1.0
-    high, acceptance_high = LARGEST_EPSILON, None
-    epsilon = FIRST_EPSILON
-    for _ in range(MAX_SEARCH_STEPS):
-        found = acceptance_at(epsilon)
-        if abs(found - wanted) <= TOLERANCE:
-            break
-        if found < wanted:
-            high, acceptance_high = epsilon, found
-        elif epsilon >= LARGEST_EPSILON:
-            raise ValueError(
-                f"an acceptance of {wanted} is less than the {found:.2f} that remains when the later layers "
-                "outweigh the first ones"
-            )
-        else:
-            low, acceptance_low = epsilon, found
-        if acceptance_high is None:
-            epsilon = min(2 * low, LARGEST_EPSILON)
-        else:
-            share = (acceptance_low - wanted) / (acceptance_low - acceptance_high)
-            epsilon = low + share * (high - low)
-    return epsilon
+    low, high = 0.0, LARGEST_EPSILON
+    if (least := acceptance_at(high)) > wanted:
+        raise ValueError(
+            f"an acceptance of {wanted} is less than the {least:.2f} that remains when the later layers "
+            "outweigh the first ones"
+        )
+    while high - low > TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if acceptance_at(middle) < wanted else (middle, high)
+    return low
 
 
 class DialledTarget:

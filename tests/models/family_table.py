@@ -1,4 +1,4 @@
-"""The table of families in ``specdist/models/README.md``, of what ``family_runs`` has found last."""
+"""The tables of families in the manuals, of what ``family_runs`` has found last."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from tests.models.family_runs import EXACT, REFUSED, STORED, UNPREPARED
 
 # Of an error's message.
 MOST_CHARACTERS = 100
+
+# Those that most people run.
+MAIN_FAMILIES = {
+    "Llama 2, 3": "llama",
+    "Qwen2, 2.5": "qwen2",
+    "Qwen3": "qwen3",
+    "Qwen3, mixtures": "qwen3_moe",
+    "Qwen3.5": "qwen3_5_text",
+    "Mistral": "mistral",
+    "Mixtral": "mixtral",
+    "Gemma 3": "gemma3_text",
+    "Phi-3, Phi-4": "phi3",
+    "gpt-oss": "gpt_oss",
+    "DeepSeek V3, R1": "deepseek_v3",
+    "GLM-4.5, mixtures": "glm4_moe",
+}
 
 # What a refusal's message has, and in how many words the table says it.
 REASONS = {
@@ -50,6 +66,20 @@ def markdown() -> str:
     counts = [", ".join(f"{number} {kind}" for kind, number in each.most_common()) for each in totals]
     lines += ["", f"In all {len(by_family)}: on one rank {counts[0]}; on two {counts[1]}."]
     return "\n".join(lines)
+
+
+def main_families() -> str:
+    """The outcomes of :data:`MAIN_FAMILIES`."""
+    outcomes = {
+        (one["family"], one["tp_size"]): outcome_words(one["kind"], one["detail"])
+        for one in json.loads(STORED.read_text(encoding="utf-8"))["outcomes"]
+    }
+    rows = [
+        f"| {models} | `{family}` | {outcomes[family, 1]} | {outcomes[family, 2]} |"
+        for models, family in MAIN_FAMILIES.items()
+    ]
+    head = ["| models | family | `--tp_size 1` | `--tp_size 2` |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def outcome_words(kind: str, detail: str) -> str:

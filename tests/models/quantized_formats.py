@@ -1,30 +1,20 @@
 """What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one
 with the ranks' scales of inputs.
 
-python -m tests.models.quantized_formats
-
 A small Llama in every layout of `tests.models.quantized_checkpoints`, and plain and quantised while it is
-loaded, in float32 on a CPU. `python -m tests.readme` makes the table from what it writes.
+loaded, in float32 on a CPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-import sys
-import tempfile
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdist.data.store.files import write_json
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
@@ -33,12 +23,10 @@ from specdist.models.passes.compiled_check import DenseAttention
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.start_check.loading_check import relative_difference
-from specdist.utils.table import Table
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.quantized_checkpoints import GROUP, LAYOUTS, uneven, write
-from tests.ranks import REPOSITORY, run_ranks
+from tests.ranks import run_ranks
 
-RESULTS = REPOSITORY / "jobs/benchmarks/quantized-parity-cpu.json"
 # Parts of two ranks are whole blocks and groups.
 SIZES = {"intermediate_size": 128, "num_key_value_heads": 4}
 NUM_LAYERS = 21
@@ -121,58 +109,3 @@ def sharded_differences(folder: Path, family: str = "llama") -> dict[str, float]
     output = folder / "differences.json"
     run_ranks("tests.models.quantized_parity", 2, str(output), *arguments)
     return dict(zip([*LAYOUTS, *KINDS], json.loads(output.read_text()), strict=True))
-
-
-def markdown() -> str:
-    """A line for each format."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    rows: list[dict[str, str | int | None]] = [
-        {
-            "`quant_method`, option": f"`{one['method']}`",
-            "layout": one["layout"],
-            "from transformers": _shown(one["transformers"]),
-            "two ranks from one": _shown(one["two_ranks"]),
-        }
-        for one in found["results"]
-    ]
-    return Table.of(rows, num_names=2).markdown()
-
-
-def _shown(difference: float | None) -> str | None:
-    return f"{difference:.1e}" if difference else "0" if difference == 0 else None
-
-
-def measure(folder: Path) -> list[dict[str, Any]]:
-    sharded = sharded_differences(folder / "sharded")
-    results: list[dict[str, Any]] = []
-    for index, layout in enumerate(LAYOUTS):
-        _, difference = whole_difference(saved(folder / f"whole-{index}", layout), layout)
-        method = LAYOUTS[layout][0]["quant_method"]
-        results.append({"method": method, "layout": layout, "transformers": difference})
-    for kind in KINDS:
-        layout = "a plain checkpoint, per channel, inputs per token"
-        method = f"--target_quantization {kind}"
-        results.append({"method": method, "layout": layout, "transformers": None})
-    return [one | {"two_ranks": sharded[name]} for one, name in zip(results, sharded, strict=True)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder))
-    write_json(
-        options.output,
-        {
-            "kind": "parity of quantised formats",
-            "command": shlex.join(["python", "-m", "tests.models.quantized_formats", *sys.argv[1:]]),
-            "date": datetime.now(UTC).date().isoformat(),
-            "versions": {name: version(name) for name in ("torch", "transformers")},
-            "results": results,
-        },
-    )
-
-
-if __name__ == "__main__":
-    main()

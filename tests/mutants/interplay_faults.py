@@ -1,6 +1,5 @@
 """Faults that show only where two options meet: preempted rows, shared pages, rounds that are known early,
-branches, samples, log-probabilities. Random runs find them; ``python -m tests.random_runs --faults`` says
-after how many cases."""
+branches, samples, log-probabilities. Random runs find them."""
 
 from tests.mutants.mutant import Mutant
 

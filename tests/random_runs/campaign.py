@@ -1,66 +1,58 @@
-"""Case after case of one seed, and what they say together."""
+"""Case after case, and what they say together."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from tests.random_runs.case import Case
-from tests.random_runs.drawing import draw
-from tests.random_runs.jobs import JobCase, draw_job
-from tests.random_runs.world import Worlds
+from tests.random_runs.checking import Found
+from tests.random_runs.drawing import case_of
+from tests.random_runs.trial import attempt
+from tests.ranks import run_ranks
 from tests.statistics import chi_square_p_value
 
+NUM_RANKS = 3
 NUM_BINS = 20
 # Fewer say nothing.
 LEAST_PLACES = 10 * NUM_BINS
 # Of a sound engine, one campaign in a million is called biased.
 ALARM = 1e-6
-# Every so many cases, one runs on real ranks.
-RANKS_EVERY = 5
-# And so many, the job itself is run and killed.
-JOB_EVERY = 40
 
 
-def seed_of(seed: int, number: int, *, may_be_ranks: bool = True) -> str:
-    """The name of a case: from it alone it can be drawn again."""
-    if may_be_ranks and number % JOB_EVERY == JOB_EVERY - 1:
-        return f"{seed}:{number}:job"
-    is_of_ranks = may_be_ranks and number % RANKS_EVERY == RANKS_EVERY - 1
-    return f"{seed}:{number}:ranks" if is_of_ranks else f"{seed}:{number}"
-
-
-def case_of(name: str) -> Case | JobCase:
-    seed, number, *placement = name.split(":")
-    if placement == ["job"]:
-        return draw_job(f"{seed}:{number}")
-    return draw(f"{seed}:{number}", placement=placement[0] if placement else None)
+def found_of(names: Sequence[str]) -> Iterator[Found]:
+    """Run the cases of these names: one after the other in this process, or all of them on real ranks. Raises
+    AssertionError if a run on ranks has no end."""
+    if not names[0].endswith(":ranks"):
+        yield from (attempt(case_of(name)) for name in names)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "found.json")
+        run_ranks("tests.random_runs.ranks", NUM_RANKS, str(output), *names)
+        yield from (Found(**found) for found in json.loads(output.read_text(encoding="utf-8")))
 
 
 class Campaign:
-    """Runs cases and keeps count."""
+    """Keeps count of cases."""
 
-    def __init__(self, worlds: Worlds) -> None:
-        self._worlds = worlds
+    def __init__(self) -> None:
         self._places: defaultdict[str, list[float]] = defaultdict(list)
         self.num_failures = 0
         self.counts: Counter[str] = Counter()
 
-    def add(self, name: str) -> list[str]:
-        """Run the case of this name. Returns what is wrong with it."""
+    def add(self, name: str, found: Found) -> None:
         case = case_of(name)
-        found = self._worlds.attempt(case)
         self.num_failures += bool(found.wrong)
         self.counts["preempted"] += found.num_preemptions > 0
-        if isinstance(case, JobCase):
-            self.counts.update(["cases", "jobs"])
-            return found.wrong
         self._places[overlap_of(case)] += found.places
         kind = "rejection" if case.is_rejection else "greedy" if not case.temperature else "gumbel"
         self.counts.update(["cases", kind, case.placement, overlap_of(case)])
-        return found.wrong
 
     def biased(self) -> list[str]:
         """Ways of drafting under which the tokens drawn under ``rejection`` do not follow their distribution,

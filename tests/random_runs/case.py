@@ -1,21 +1,16 @@
 """A case of the random runs: everything that decides a run of the engine, as plain values.
 
 The defaults are the plainest run that there is: one row of a Markov pair, greedy, a block at a time, with
-room for all. A case is written as what differs from them, so a small case is a short line.
+room for all.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 # Tokens of the Markov pair are letters, and pairs of letters; that of an end is the first.
 MARKOV = ("markov", "repetitive")
-
-
 # Policies that read a trained head.
 HEADS = ("specdecpp", "sprinter")
 
@@ -114,32 +109,6 @@ class Case:
         plain = {"temperature", "top_k", "top_p"}
         return bool(own or words or self.regex is not None or self.default.keys() - plain)
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether there is such a run: a case that is made smaller may lose what an option of it needs."""
-        has_model = self.draft in ("noisy", "same")
-        ahead = [self.num_ahead_tokens, *(shape[1] for shape in self.shapes)]
-        branches = [self.num_branches, *(shape[2] for shape in self.shapes)]
-        vocab_size = 7 if self.is_markov else 96
-        needs = [
-            (self.shapes or self.has_chooser or self.num_branches, self.num_ahead_tokens > 0),
-            (self.num_ahead_tokens, has_model),
-            (self.policy != "fixed", has_model),
-            (self.trusts_draft, self.draft == "same"),
-            (self.regex is not None, self.is_markov and self.eos == (0,)),
-            (any(row.regex is not None for row in self.rows), self.regex is not None),
-            (self.placement != "local", self.is_markov),
-            (self.has_draft_rank, has_model and self.placement == "ranks"),
-            (not self.is_markov, not self.is_rejection),
-            (True, max(ahead) == ahead[0] <= self.cap + 1 and max(branches) == branches[0]),
-        ]
-        return (
-            all(holds for is_needed, holds in needs if is_needed)
-            and bool(self.rows)
-            and all(0 < len(row.prompt) < self.max_seq_len for row in self.rows)
-            and all(max(row.prompt) < vocab_size for row in self.rows)
-        )
-
     def options_of(self, row: Row) -> dict[str, float]:
         """All that are not the default of :class:`TokenOptions`."""
         default = {"temperature": self.temperature, **self.default}
@@ -155,31 +124,3 @@ class Case:
         """Tokens of prompt and completion, at most."""
         limit = self.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
         return min(len(row.prompt) + limit, self.max_seq_len)
-
-    def line(self) -> str:
-        """What differs from the defaults, as JSON: see :func:`from_line`."""
-        return json.dumps(_differences(self), separators=(",", ":"))
-
-
-def from_line(line: str) -> Case:
-    """Raises TypeError for a name that is not a field."""
-    values = json.loads(line)
-    rows = tuple(Row(**_tuples(row)) for row in values.pop("rows", [{}]))
-    return Case(rows=rows, **_tuples(values))
-
-
-def _differences(value: Case | Row) -> dict[str, Any]:
-    found = {}
-    for each in dataclasses.fields(value):
-        own = getattr(value, each.name)
-        default = each.default_factory() if callable(each.default_factory) else each.default
-        if own != default:
-            found[each.name] = [_differences(row) for row in own] if each.name == "rows" else own
-    return found
-
-
-def _tuples(value: Any) -> Any:
-    """Lists as tuples, also within; the keys of a dictionary stay."""
-    if isinstance(value, dict):
-        return {key: _tuples(each) for key, each in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -23,6 +23,12 @@ GRAMMARS = (
 SHARE_OF_FAMILIES = 0.15
 
 
+def case_of(name: str) -> Case:
+    """The case of a name such as ``3:17`` or, on real ranks, ``3:17:ranks``."""
+    seed, number, *placement = name.split(":")
+    return draw(f"{seed}:{number}", placement=placement[0] if placement else None)
+
+
 def draw(seed: str, *, placement: str | None = None) -> Case:
     """The case of this seed; ``placement``: there."""
     rng = random.Random(f"{seed} {placement}")

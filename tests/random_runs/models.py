@@ -5,25 +5,20 @@ from __future__ import annotations
 import functools
 from typing import TypeAlias
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from tests.engine.harness import decode
 from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
-from tests.job.pair import random_llama, train_tokenizer
 from tests.models.families import noisy_copy, tiny_model
 from tests.random_runs.case import Case
 from tests.sampling.constraints.letters import END, TOKENS, text_of
 
 Model: TypeAlias = PreTrainedModel | MarkovModel
 NOISE = 0.02
-# The target of the pair of tests/job, with its tokenizer.
-PAIR = "pair"
 
 
 def pair_of(case: Case) -> tuple[Model, Model]:
     """The draft is the target itself where both are the same, or where there is none."""
-    if case.model == PAIR:
-        return _target_of_pair(), _target_of_pair()
     if not case.is_markov:
         target, noisy = _family(case.model, case.model_seed)
         return target, noisy if case.draft == "noisy" else target
@@ -33,25 +28,13 @@ def pair_of(case: Case) -> tuple[Model, Model]:
 def decode_of(case: Case, token_ids: list[int], skip_special: bool = True) -> str:
     """The text of tokens: of the Markov pair's letters, whose end token is special; else a letter per
     token."""
-    if case.model == PAIR:
-        return str(tokenizer_of_pair().decode(token_ids, skip_special_tokens=skip_special))
     if not case.is_markov:
         return decode(token_ids)
     return text_of(token_ids) if skip_special else "".join(TOKENS[token_id] for token_id in token_ids)
 
 
 def special_ids_of(case: Case) -> frozenset[int]:
-    return frozenset([END] if case.is_markov or case.model == PAIR else [])
-
-
-@functools.cache
-def _target_of_pair() -> PreTrainedModel:
-    return random_llama()
-
-
-@functools.cache
-def tokenizer_of_pair() -> PreTrainedTokenizerFast:
-    return train_tokenizer()
+    return frozenset([END] if case.is_markov else [])
 
 
 @functools.cache

@@ -1,11 +1,10 @@
 """A rank of the world that runs cases on real ranks: two for the target, and the third for the draft.
 
-It takes case after case from a folder, until the folder is gone. Rank 0 generates and writes what was found.
+The arguments are a file, into which rank 0 writes what was found, and the names of the cases.
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import cast
 
@@ -17,11 +16,10 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.markov import MarkovModel, MarkovRunner
-from tests.random_runs.case import Case, from_line
+from tests.random_runs.drawing import case_of
 from tests.random_runs.models import pair_of
 from tests.random_runs.running import LocalReplica
 from tests.random_runs.trial import attempt
-from tests.random_runs.world import POLL_S, write
 from tests.ranks import join, leave
 
 TP_SIZE, DRAFT_RANK = 2, 2
@@ -53,25 +51,18 @@ class ReplicaOfRanks(LocalReplica):
         return runner
 
 
-def next_case(number: int) -> Case | None:
-    path = folder / f"{number}.case"
-    while not path.exists():
-        if not folder.exists():
-            return None
-        time.sleep(POLL_S)
-    return from_line(path.read_text())
-
-
 topology = join(TP_SIZE)
 group = dist.new_group(list(range(TP_SIZE)))
-folder = Path(sys.argv[1])
-number = 0
-while (case := next_case(number)) is not None:
-    replica = ReplicaOfRanks(case)
+output, *names = sys.argv[1:]
+found = []
+for name in names:
+    replica = ReplicaOfRanks(case_of(name))
     if topology.is_rank0:
-        found = attempt(case, replica)
-        write(folder / f"{number}.found", json.dumps(vars(found)))
+        found.append(attempt(replica.case, replica))
+        # The other ranks still wait for the end of this case.
+        assert not found[-1].is_broken, f"{name}: {found[-1].wrong}"
     else:
         replica.serve()
-    number += 1
+if topology.is_rank0:
+    Path(output).write_text(json.dumps([vars(each) for each in found]), encoding="utf-8")
 leave()

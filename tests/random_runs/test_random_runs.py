@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.random_runs import trial
-from tests.random_runs.campaign import Campaign, case_of, seed_of
-from tests.random_runs.case import Case, Row, from_line
+from tests.random_runs.campaign import Campaign, found_of
+from tests.random_runs.case import Case, Row
 from tests.random_runs.checking import check
-from tests.random_runs.drawing import draw
-from tests.random_runs.jobs import JobCase, job_from_line
 from tests.random_runs.running import run
-from tests.random_runs.shrinking import shrunk
 from tests.random_runs.trial import attempt
-from tests.random_runs.world import Worlds
 
 SEED, NUM_CASES, NUM_OF_RANKS = 11, 100, 20
 
 
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    with Worlds() as found:
-        yield found
-
-
-def check_campaign(worlds: Worlds, names: list[str]) -> Campaign:
-    campaign = Campaign(worlds)
-    for name in names:
-        wrong = campaign.add(name)
-        assert not wrong, f"python -m tests.random_runs --only {name}: {wrong}"
+def check_campaign(names: list[str]) -> Campaign:
+    campaign = Campaign()
+    for name, found in zip(names, found_of(names), strict=True):
+        assert not found.wrong, f"python -m tests.random_runs --only {name}: {found.wrong}"
+        campaign.add(name, found)
     assert campaign.biased() == []
     return campaign
 
 
 @pytest.mark.slow
-def test_random_runs_in_this_process(worlds: Worlds) -> None:
+def test_random_runs_in_this_process() -> None:
     """The odds that a sound engine is called biased are one in a million."""
-    names = [seed_of(SEED, number, may_be_ranks=False) for number in range(NUM_CASES)]
-    counts = check_campaign(worlds, names).counts
+    counts = check_campaign([f"{SEED}:{number}" for number in range(NUM_CASES)]).counts
     # What is not drawn is not tried.
     assert counts["preempted"] > NUM_CASES // 5
     assert min(counts[kind] for kind in ("greedy", "gumbel", "rejection")) > NUM_CASES // 6
@@ -50,40 +38,9 @@ def test_random_runs_in_this_process(worlds: Worlds) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_random_runs_on_real_ranks(worlds: Worlds) -> None:
-    names = [f"{SEED}:{number}:ranks" for number in range(NUM_OF_RANKS)]
-    counts = check_campaign(worlds, names).counts
+def test_random_runs_on_real_ranks() -> None:
+    counts = check_campaign([f"{SEED}:{number}:ranks" for number in range(NUM_OF_RANKS)]).counts
     assert counts["ranks"] == NUM_OF_RANKS and counts["preempted"] > NUM_OF_RANKS // 6
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
-def test_jobs_that_are_killed_and_started_again(worlds: Worlds) -> None:
-    """One in one process, and one on three ranks."""
-    names = [f"{SEED}:{number}:job" for number in range(20)]
-    drawn = {case.num_ranks: name for name in names if isinstance(case := case_of(name), JobCase)}
-    check_campaign(worlds, [drawn[1], drawn[3]])
-
-
-def test_a_case_is_drawn_and_written_again_as_it_was() -> None:
-    for number in range(50):
-        name = seed_of(SEED, number)
-        case = case_of(name)
-        again = job_from_line(case.line()) if isinstance(case, JobCase) else from_line(case.line())
-        assert case == case_of(name) == again and case.is_valid
-    assert Case().line() == "{}"
-
-
-def test_a_failing_case_becomes_small() -> None:
-    """Of a failure that needs one option and a second row, nothing else is left."""
-
-    def fails(case: Case) -> bool:
-        return case.num_branches > 0 and len(case.rows) > 1
-
-    case = next(case for number in range(100) if fails(case := draw(f"{SEED}:{number}")))
-    assert shrunk(case, fails, limit_s=20) == Case(
-        cap=1, num_ahead_tokens=1, num_branches=1, rows=(Row(), Row()), max_new_tokens=1
-    )
 
 
 def test_another_token_reason_text_or_count_is_noticed() -> None:

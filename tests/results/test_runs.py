@@ -131,36 +131,6 @@ def test_rows_of_unfinished_shards_are_read_on_request(tmp_path: Path) -> None:
     assert run.statistics == plain.statistics and run.missing_shards == (1,)
 
 
-def test_rows_of_a_run_without_a_finished_shard_have_the_output_columns_alone(tmp_path: Path) -> None:
-    """Its input columns are not known."""
-    folder = write_run(tmp_path / "run", ())
-    log_rows(folder, 2, [(6, 1)])
-    log_rows(folder, 0, [(2, 0), (0, 0)])
-    rows = specdist.load_run(folder.path, include_parts=True).dataset
-    assert rows["row_id"] == [0, 2, 6] and "reference" not in rows.column_names
-    assert rows[0]["completion_ids"] == [0, 0, 7]
-    with pytest.raises(UserError, match=r"include_parts=True"):
-        _ = specdist.load_run(folder.path).dataset
-
-
-def test_parts_of_a_finished_shard_are_ignored(tmp_path: Path) -> None:
-    """Part logs that a crash has left beside a finished shard are not read as well."""
-    folder = write_run(tmp_path / "run")
-    log_rows(folder, 1, [(3, 0)])
-    run = specdist.load_run(folder.path, include_parts=True)
-    assert run.parts == {} and len(run.dataset) == NUM_ROWS * NUM_SAMPLES
-
-
-def test_an_unknown_url_is_refused() -> None:
-    with pytest.raises(UserError, match="is not a storage that fsspec knows"):
-        specdist.load_run("hdfsx://bucket/run")
-
-
-def test_a_lossy_run_says_so(tmp_path: Path) -> None:
-    manifest = manifest_with(info={"exact": False})
-    assert not specdist.load_run(write_run(tmp_path / "run", manifest=manifest).path).exact
-
-
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
@@ -192,12 +162,6 @@ def test_a_flipped_bit_is_found_by_the_digest(copy: Path) -> None:
     assert len(specdist.load_run(copy).dataset) == NUM_ROWS * NUM_SAMPLES
     with pytest.raises(UserError, match=r"shard-00002.arrow is missing, damaged, or has changed since"):
         specdist.load_run(copy, verify=True)
-
-
-def test_missing_statistics_are_reported_as_damage(copy: Path) -> None:
-    (copy / "stats" / "shard-00000.json").unlink()
-    with pytest.raises(UserError, match=r"shard-00000.arrow is missing, damaged, or has changed since"):
-        specdist.load_run(copy)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

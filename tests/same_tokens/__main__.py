@@ -28,7 +28,7 @@ from tests.same_tokens.comparing import first_difference
 from tests.same_tokens.models import build_models
 
 REPOSITORY = Path(__file__).parent.parent.parent
-REFUSED, KILLED = 2, -9
+KILLED = -9
 
 
 class Tree:
@@ -55,15 +55,13 @@ class Tree:
     def run(self, case: Case, *, is_killed: bool = False) -> str | None:
         """None, or how the job failed. ``is_killed``: as soon as a file of rows is there."""
         output = self.folder / case.name
-        asked: dict[str, Any] = {"num_ranks": case.num_ranks, "output": str(output), "is_killed": is_killed}
+        arguments = [*case.arguments(str(self._models)), "--output", str(output)]
+        asked = {
+            "num_ranks": case.num_ranks, "output": str(output), "is_killed": is_killed, "arguments": arguments
+        }  # fmt: skip
         assert self._process.stdin is not None
-        answer: dict[str, Any] = {}
-        for arguments in case.spellings(str(self._models)):
-            asked["arguments"] = [*arguments, "--output", str(output)]
-            print(json.dumps(asked), file=self._process.stdin, flush=True)
-            answer = self._answer()
-            if answer["code"] != REFUSED:
-                break
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        answer = self._answer()
         if answer["code"] == (KILLED if is_killed else 0):
             return None
         return f"ended with {answer['code']} in {self.folder.name}\n{answer['words']}"

@@ -7,7 +7,6 @@ transformers that run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 BASE = (
@@ -29,13 +28,6 @@ PENALTIES = (
 REGEX = "--regex ([a-z]+,){{2}}[0-9]{{3}}[.]"
 HALF = "--dtype bfloat16"
 
-# (words as they are here, the same in earlier commits).
-RENAMED = (
-    ("--draft ngram", "--draft memory"),
-    ("--overlap synchronous", "--overlap none"),
-    ("--overlap asynchronous", "--overlap ahead"),
-)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -53,14 +45,8 @@ class Case:
     num_ranks: int = 1
     is_timed: bool = False
 
-    def spellings(self, models: str) -> Iterator[list[str]]:
-        """Its arguments, first as they are written here, then with earlier names."""
-        words = earlier = f"{BASE} {self.options}".format(models=models)
-        yield words.split()
-        for here, there in RENAMED:
-            earlier = earlier.replace(here, there)
-        if earlier != words:
-            yield earlier.split()
+    def arguments(self, models: str) -> list[str]:
+        return f"{BASE} {self.options}".format(models=models).split()
 
 
 CASES = (

@@ -8,8 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-# Columns that were renamed since: as another commit calls it, as it is called here.
-RENAMED: dict[str, str] = {}
 TOKENS = ("row_id", "sample_index", "completion_ids", "completion", "finish_reason")
 
 
@@ -34,8 +32,7 @@ def first_difference(there: Path, here: Path, *, of_tokens_alone: bool = False) 
 
 
 def _read(path: Path) -> pa.Table:
-    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
-    return table.rename_columns([RENAMED.get(name, name) for name in table.column_names])
+    return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
 
 
 def _of_tables(there: pa.Table, here: pa.Table) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdist.sampling.processing.options import Processing, TokenOptions
 from specdist.sampling.processing.processors import LogitsProcessors, allowed_tokens
 from specdist.sampling.processing.row_filters import RowFilters
-from specdist.sampling.processing.row_table import AskedPositions, RowTable
+from specdist.sampling.processing.row_table import QueryPositions, RowTable
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.sampling.reference import reference_probabilities
 
@@ -36,7 +36,7 @@ ALONE: dict[str, tuple[Processing, TokenOptions]] = {
     "least length": (Processing(min_new_tokens=8, end_ids=(5, 21)), TokenOptions()),
     "suppressed": (Processing(suppressed_ids=(0, 39)), TokenOptions()),
 }
-NUM_COMBINATIONS = 20
+NUM_COMBINATIONS = 12
 
 
 def combination(seed: int) -> tuple[Processing, TokenOptions]:
@@ -70,7 +70,7 @@ def combination(seed: int) -> tuple[Processing, TokenOptions]:
 CASES = ALONE | {f"combination {seed}": combination(seed) for seed in range(NUM_COMBINATIONS)}
 
 
-def table_of(options: TokenOptions) -> tuple[RowTable, AskedPositions]:
+def table_of(options: TokenOptions) -> tuple[RowTable, QueryPositions]:
     """Two sequences in the slots 2 and 0, of which the second has the same options."""
     token_ids = np.random.default_rng(1).integers(6, size=(3, 24))
     table = RowTable(TokenOptions(), 3, token_ids)
@@ -78,11 +78,11 @@ def table_of(options: TokenOptions) -> tuple[RowTable, AskedPositions]:
     table.fill(slots, np.tile(options.numbers, (2, 1)), np.array(NUM_PROMPT_TOKENS), [token_ids[2, :4]] * 2)
     slots_N = np.repeat(slots, BLOCK)
     positions_N = (np.array(FIRST_POSITIONS)[:, None] + np.arange(BLOCK)).ravel()
-    return table, AskedPositions(table, slots_N, slots_N, positions_N)
+    return table, QueryPositions(table, slots_N, slots_N, positions_N)
 
 
 def probabilities_of(
-    logits_NV: Tensor, asked: AskedPositions, processing: Processing, num_slices: int
+    logits_NV: Tensor, asked: QueryPositions, processing: Processing, num_slices: int
 ) -> Tensor:
     scores = [
         LogitsProcessors(processing, ids, CPU).process(logits_NV[:, ids.start : ids.stop], asked)
@@ -118,7 +118,7 @@ def test_rows_of_one_pass_have_options_of_their_own() -> None:
     slots = np.arange(len(rows))
     table.fill(slots, np.array([row.numbers for row in rows]), np.full(len(rows), 4), token_ids[:, :0])
     logits_NV = 3 * torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
-    asked = AskedPositions(table, slots, slots, np.full(len(rows), 8))
+    asked = QueryPositions(table, slots, slots, np.full(len(rows), 8))
     found_NV = probabilities_of(logits_NV, asked, Processing(), 2)
     for index, row in enumerate(rows):
         before = token_ids[index, :8].tolist()
@@ -156,7 +156,7 @@ def test_speculation_on_processed_distributions_by_enumeration(case: str) -> Non
         token_ids[0, 3 : 3 + len(candidates)] = candidates
         positions = np.arange(3 + first, 3 + first + len(logits_NV))
         lines = np.zeros(len(positions), np.int64)
-        return probabilities_of(logits_NV, AskedPositions(table, lines, lines, positions), processing, 1)
+        return probabilities_of(logits_NV, QueryPositions(table, lines, lines, positions), processing, 1)
 
     def own(first: int, before: tuple[int, ...]) -> Tensor:
         logits_V = target[0] if not before else target[1 + before[0]]

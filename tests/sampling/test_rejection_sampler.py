@@ -109,18 +109,8 @@ def recovered_by_the_next_sequence(target_W: Dense, draft_W: Dense) -> Dense:
     return RIGHT_RECOVERED(target_W, Dense(draft_W.probabilities_NV.roll(1, 0)))
 
 
-def not_normalised_by_sign(target_W: Dense, draft_W: Dense) -> Dense:
-    return Dense((target_W.probabilities_NV - draft_W.probabilities_NV).abs())
-
-
-def one_number_for(purpose: Purpose) -> Callable[[RandomKeys, Purpose], Tensor]:
-    """Every number that is asked for with ``purpose`` is the one of the other step."""
-    others = {Purpose.ACCEPT: Purpose.DRAFT, Purpose.NEXT_TOKEN: Purpose.ACCEPT}
-
-    def uniforms(keys: RandomKeys, asked: Purpose) -> Tensor:
-        return RIGHT_UNIFORMS(keys, others[purpose] if asked is purpose else asked)
-
-    return uniforms
+def drawn_again_with_the_number_of_acceptance(keys: RandomKeys, asked: Purpose) -> Tensor:
+    return RIGHT_UNIFORMS(keys, Purpose.ACCEPT if asked is Purpose.NEXT_TOKEN else asked)
 
 
 def probability_of_q_forgotten(target_C: Tensor, draft_C: Tensor, uniforms_C: Tensor) -> Tensor:
@@ -135,17 +125,13 @@ RIGHT_RECOVERED, RIGHT_UNIFORMS = rejection_sampler.recovered_distributions, Ran
     [
         (rejection_sampler, "recovered_distributions", recovered_from_the_target),
         (rejection_sampler, "recovered_distributions", recovered_by_the_next_sequence),
-        (rejection_sampler, "recovered_distributions", not_normalised_by_sign),
         (rejection_sampler, "accepted", probability_of_q_forgotten),
-        (RandomKeys, "uniforms", one_number_for(Purpose.ACCEPT)),
-        (RandomKeys, "uniforms", one_number_for(Purpose.NEXT_TOKEN)),
+        (RandomKeys, "uniforms", drawn_again_with_the_number_of_acceptance),
     ],
     ids=[
         "the recovered token from the target",
         "the draft's row of another sequence",
-        "the absolute difference",
         "acceptance with P alone",
-        "acceptance with the draft's number",
         "the recovered token with the number that rejected its candidate",
     ],
 )

@@ -46,10 +46,8 @@ def launch(folder: Path, local_id: int, num_gpus: int, **told: str) -> tuple[int
         # Wins over what the node has: it is how a user takes GPUs out.
         ({"CUDA_VISIBLE_DEVICES": "3,2,1,0", "SLURM_STEP_GPUS": "0,1,2,3"}, 4, "1,0"),
         ({"SLURM_STEP_GPUS": "4,5,6,7", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7"}, 8, "6,7"),
-        ({"SLURM_JOB_GPUS": "1,3,5,7"}, 8, "5,7"),
         # A cgroup hides the others, and numbers those that are left anew.
         ({"SLURM_STEP_GPUS": "4,5,6,7"}, 4, "2,3"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 4, "2,3"),
         ({}, 4, "2,3"),
         ({}, 0, ""),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0, "NoDevFiles"),
@@ -63,14 +61,9 @@ def test_the_second_replica_takes_the_second_half(
     assert (code, gpus) == (0, f"PCI_BUS_ID {expected}".strip()), stderr
 
 
-@pytest.mark.parametrize(
-    "told",
-    [{"CUDA_VISIBLE_DEVICES": "0,1,2"}, {"SLURM_STEP_GPUS": "0,1,2"}, {}],
-    ids=["visible", "step", "seen"],
-)
-def test_too_few_gpus_are_a_message(tmp_path: Path, told: dict[str, str]) -> None:
+def test_too_few_gpus_are_a_message(tmp_path: Path) -> None:
     write_nvidia_smi(tmp_path, NODE[:3])
-    code, gpus, stderr = launch(tmp_path, 1, 2, **told)
+    code, gpus, stderr = launch(tmp_path, 1, 2, SLURM_STEP_GPUS="0,1,2")
     assert (code, gpus) == (2, "")
     assert stderr == (
         "error: replica 1 of this node needs 2 GPUs, but only 1 of 0,1,2 remain: raise --gpus-per-node, or "

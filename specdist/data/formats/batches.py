@@ -112,7 +112,7 @@ class BatchRows(Source):
         self.options: list[Any] = ["requests"]
 
     def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
-        """With options as JSON: see :class:`specdist.data.formats.converted.Source`. Raises
+        """The requests, with options as JSON: see :class:`specdist.data.formats.converted.Source`. Raises
         :class:`UserError` for a line that is not a request, for a ``custom_id`` that occurs twice, and for a
         url that differs from those before."""
         num_rows = 0
@@ -135,11 +135,11 @@ class BatchRows(Source):
             found = found.add_column(place, STRUCT, pa.array(options, kind))
         return found if self.batch.has_constraints else found.drop_columns(CONSTRAINT)
 
-    def told(self) -> dict[str, Any]:
+    def findings(self) -> dict[str, Any]:
         return asdict(self.batch) | {"reasons": [*self.batch.reasons.items()]}
 
-    def tell(self, told: dict[str, Any]) -> None:
-        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})
+    def restore(self, findings: dict[str, Any]) -> None:
+        self.batch = Batch(**findings | {"reasons": dict(findings["reasons"])})
 
     def _read(
         self, place: str, number: int, row: dict[str, Any], columns: dict[str, list[str | None]]
@@ -242,7 +242,7 @@ def _number(name: str, value: Any) -> int | float:
 
 
 def _constraint(response_format: Any) -> str | None:
-    """As the constraint column takes it."""
+    """A response format as the constraint column takes it."""
     if response_format is None:
         return None
     kind = response_format.get("type") if isinstance(response_format, dict) else None

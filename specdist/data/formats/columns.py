@@ -29,8 +29,8 @@ def _twice(fields: Iterable[pa.Field], place: str = "") -> Iterator[str]:
 
 
 def common_schema(files: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """That of the first file, which :func:`conformed` gives the others. Raises :class:`UserError` for a name
-    that one of them has twice, or other columns, or types that differ in more than the order of keys."""
+    """The schema of the first file, which :func:`conformed` gives the others. Raises :class:`UserError` for a
+    name that one of them has twice, or other columns, or types that differ in more than the order of keys."""
     first = schemas[0]
     for path, schema in zip(files, schemas, strict=True):
         check_names(path, schema)

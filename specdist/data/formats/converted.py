@@ -46,12 +46,12 @@ class Source(Protocol):
         """Some of these rows as they are to be, once all have been read."""
         return table
 
-    def told(self) -> dict[str, Any]:
+    def findings(self) -> dict[str, Any]:
         """What else was found in the files, as JSON."""
         return {}
 
-    def tell(self, told: dict[str, Any]) -> None:
-        """What :meth:`told` said when the files were read."""
+    def restore(self, findings: dict[str, Any]) -> None:
+        """Take what :meth:`findings` returned when the files were read."""
         return
 
 
@@ -72,7 +72,7 @@ def text_rows(
 def _converted(
     files: Sequence[Path], source: Source, cache_dir: str | None
 ) -> tuple[pa.Table, Sequence[FileStamp]]:
-    """In an Arrow file, memory-mapped."""
+    """Convert the files to an Arrow file, which is memory-mapped."""
     stamps = [stamp_of(file) for file in files]
     what = json.dumps([*source.options, [asdict(stamp) for stamp in stamps]])
     folder = cache_folder(cache_dir) / "inputs"
@@ -91,8 +91,8 @@ def _converted(
                         "nothing writes to them"
                     )
                 known = [replace(stamp, sha256=sha) for stamp, sha in zip(stamps, digests, strict=True)]
-                write_json(about, {"stamps": [asdict(stamp) for stamp in known], "told": source.told()})
-        source.tell(parse_object(about.read_bytes())["told"])
+                write_json(about, {"stamps": [asdict(stamp) for stamp in known], "told": source.findings()})
+        source.restore(parse_object(about.read_bytes())["told"])
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise UserError(

@@ -43,7 +43,7 @@ class CsvRows(Source):
     def __init__(self, files: Sequence[Path], prompt_column: str) -> None:
         self._files, self._prompt_column = files, prompt_column
         self.options = ["csv", prompt_column]
-        # Of every column with a value, the types that all values so far have.
+        # The types that all values of a column so far have, of every column with a value.
         self._types: dict[str, list[int]] = {}
 
     def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
@@ -66,7 +66,7 @@ class CsvRows(Source):
                 yield table, table.schema
 
     def finished(self, table: pa.Table) -> pa.Table:
-        """With types that hold exactly what all fields say; else as text."""
+        """Give columns types that hold exactly what all fields say; the others stay text."""
         columns = [
             _cast(column, TYPES[self._types[name][0]][1]) if self._types.get(name) else column
             for name, column in zip(table.column_names, table.columns, strict=True)
@@ -84,7 +84,7 @@ class CsvRows(Source):
 
 
 def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
-    """At least one, which may be empty."""
+    """The file's tables of text columns: at least one, which may be empty."""
     blocks = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     try:
@@ -112,12 +112,13 @@ def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
     except CSV_ERRORS as error:
         raise UserError(
-            f"--prompts {path} cannot be read as CSV: {_told(error)}; every row has as many fields as the "
-            "header, fields with commas, quotes or line breaks stand in double quotes, and the text is UTF-8"
+            f"--prompts {path} cannot be read as CSV: {_describe_error(error)}; every row has as many "
+            "fields as the header, fields with commas, quotes or line breaks stand in double quotes, "
+            "and the text is UTF-8"
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """pyarrow counts rows from 1, and the header is one."""
     found = re.match(r"CSV parse error: Row #(\d+): (.*)", str(error), re.DOTALL)
     return str(error) if found is None else f"row {int(found[1]) - 2}: {found[2]}"

@@ -42,7 +42,7 @@ class InputRows(ABC):
         return {name: values_of(found.column(name), drops_absent=True)[0] for name in columns}
 
     def values(self, column: str) -> Iterator[Any]:
-        """Of all rows, as :meth:`row` gives them."""
+        """The column's values in all rows, as :meth:`row` gives them."""
         for first in range(0, self.num_rows, ROWS_PER_READ):
             found = self.read(first, min(first + ROWS_PER_READ, self.num_rows), [column])
             yield from values_of(found.column(0), drops_absent=True)
@@ -53,7 +53,7 @@ class InputRows(ABC):
 
 
 class TableRows(InputRows):
-    """Of a table."""
+    """The rows of a table."""
 
     def __init__(self, table: pa.Table, ends: tuple[int, ...] | None = None) -> None:
         self._table = table
@@ -68,7 +68,7 @@ class TableRows(InputRows):
 
 
 class ParquetRows(InputRows):
-    """Of Parquet files with the same columns: a few decoded row groups are in memory at a time."""
+    """The rows of Parquet files with the same columns: a few decoded row groups are in memory at a time."""
 
     def __init__(
         self, files: Sequence[Path], metadata: Sequence[pa.parquet.FileMetaData], schema: pa.Schema
@@ -76,7 +76,7 @@ class ParquetRows(InputRows):
         self._files, self._metadata, self.schema = files, metadata, schema
         self.ends = tuple(accumulate(found.num_rows for found in metadata))
         self.num_rows = self.ends[-1]
-        # Of every row group: its file, its number there, and the row after its last.
+        # Each row group's file, number there, and the row after its last.
         self._groups = [
             (index, group) for index, found in enumerate(metadata) for group in range(found.num_row_groups)
         ]

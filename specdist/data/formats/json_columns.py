@@ -25,7 +25,7 @@ class Shapes:
     """What the objects in a column's values have been like so far."""
 
     def __init__(self) -> None:
-        # By the place in a value: the keys of an object in their order, and the types.
+        # The keys of objects in their order, and the types, by the place in a value.
         self._found: dict[tuple[str | int, ...], Any] = {}
         self.has_objects = self.is_mixed = False
 
@@ -84,7 +84,7 @@ def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """Without rows. ``schema.empty_table()`` is not implemented for JSON."""
+    """A table without rows. ``schema.empty_table()`` is not implemented for JSON."""
     return pa.Table.from_batches([], schema)
 
 

@@ -118,14 +118,14 @@ class JsonRows(Source):
                 yield table, known
         _check_same_names(names_of_file)
 
-    def told(self) -> dict[str, Any]:
+    def findings(self) -> dict[str, Any]:
         return {
             "num_usable": self._prompts.num_usable,
             "reasons": [[row, reason] for row, reason in self._prompts.reasons.items()],
         }
 
-    def tell(self, told: dict[str, Any]) -> None:
-        self._prompts.num_usable, self._prompts.reasons = told["num_usable"], dict(told["reasons"])
+    def restore(self, findings: dict[str, Any]) -> None:
+        self._prompts.num_usable, self._prompts.reasons = findings["num_usable"], dict(findings["reasons"])
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
@@ -188,8 +188,8 @@ def _values(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, Any]]:
             ) from value
         if isinstance(value, ValueError):
             raise UserError(
-                f"--prompts {path}, line {number} is not valid JSON: {_told(value)}; the file must hold one "
-                "JSON object per line, or an array of objects, in UTF-8"
+                f"--prompts {path}, line {number} is not valid JSON: {_describe_error(value)}; the file "
+                "must hold one JSON object per line, or an array of objects, in UTF-8"
             ) from value
         yield f"line {number}", len(line), value
         is_first = False
@@ -204,8 +204,8 @@ def _parsed(text: bytes) -> Any:
         return error
 
 
-def _told(error: ValueError) -> str:
-    """Without the line, which json counts within its text."""
+def _describe_error(error: ValueError) -> str:
+    """Describe the error without its line, which json counts within its text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.colno - 1}"
     return str(error)

@@ -38,8 +38,8 @@ def chat_messages(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def chat_message(place: str, message: Any) -> dict[str, Any]:
-    """With lists of parts as :func:`_part`, and without :data:`OPTIONAL` fields that are null; other nulls
-    stay.
+    """The message with lists of parts as :func:`_part`, and without :data:`OPTIONAL` fields that are null;
+    other nulls stay.
 
     Content may be missing or null beside calls of tools. Raises :class:`MessageError`.
     """

@@ -99,7 +99,7 @@ class Prompts:
         return pa.ipc.open_stream(sink.getvalue()).read_all()
 
     def sizes(self, rows: Sequence[int], *, length_column: str | None = None) -> list[float]:
-        """Of ascending rows, the bytes of their prompts, or the numbers in a column; 0 where there is
+        """Return the bytes of these ascending rows' prompts, or the numbers in a column; 0 where there is
         none. Raises :class:`UserError` if one of their files changed."""
         if not rows:
             return []
@@ -265,7 +265,7 @@ class Prompts:
 
 
 def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
-    """Of every prompt: of a chat, in all strings of its messages."""
+    """The bytes of every prompt; a chat's are those of all strings in its messages."""
     return [_bytes_in(value) for chunk in prompts.chunks for value in text_as_bytes(chunk).to_pylist()]
 
 

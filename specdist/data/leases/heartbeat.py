@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def now_utc() -> str:
-    """For people only: nothing depends on it."""
+    """The time for people to read: nothing depends on it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -61,7 +61,7 @@ class Process:
         )
 
     def is_alive(self) -> bool | None:
-        """None if it cannot be seen from here."""
+        """Whether the process runs; None if it cannot be seen from here."""
         if not self.machine or self.machine != _machine():
             return None
         found = process_state(self.pid)
@@ -101,8 +101,8 @@ class Beat:
 
     @staticmethod
     def from_bytes(content: bytes) -> Beat | None:
-        """None for invalid content, such as a beat read while it was being written. Fields that are unknown
-        are those of another version."""
+        """Read a beat; None for invalid content, such as a beat read while it was being written. Fields that
+        are unknown are those of another version."""
         try:
             return from_fields(Beat, unsealed(parse_object(content)), drops_unknown=True)
         except ValueError:

@@ -67,7 +67,7 @@ class View:
 
     @functools.cached_property
     def fresh_sub_shards(self) -> list[tuple[int, Lease]]:
-        """Those that nobody has taken yet."""
+        """The sub-shards that nobody has taken yet."""
         return [(shard, lease) for shard, lease in self.sub_shards if lease.generation == 1]
 
     @functools.cached_property
@@ -306,6 +306,6 @@ def shard_and_sub_shard(name: str) -> tuple[int, int | None] | None:
 
 @functools.lru_cache(maxsize=2**16)
 def _lease_of(file_name: str) -> Lease | None:
-    """None if the file is not a lease."""
+    """The lease that a file's name describes; None if the file is not a lease."""
     match = LEASE_FILE.fullmatch(file_name)
     return Lease(match[1], int(match[2])) if match else None

@@ -48,7 +48,7 @@ def replica_name() -> str:
 
 
 class Membership:
-    """From :meth:`join` to :meth:`leave` this replica is seen by the others."""
+    """A replica's presence: from :meth:`join` to :meth:`leave` the others see it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Membership:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def leave(self) -> None:
-        """To be called after all leases were released."""
+        """End the membership, after all leases were released."""
         now = self._newest_beat_s()
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
@@ -275,7 +275,7 @@ class Membership:
         return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
 
     def _holders(self) -> set[str | None]:
-        """Of the leases in force, each of which is read."""
+        """The holders of the leases in force, each of which is read."""
         holdings = map(self.leases.holding, self.leases.latest().values())
         return {holding.replica for holding in holdings if holding is not None}
 

@@ -173,7 +173,7 @@ def _tidy(folder: RunFolder) -> None:
 
 
 def remove_leftovers(folder: RunFolder) -> None:
-    """Of a complete run on a store, what replicas that were killed have left: copies of part logs that
+    """Remove what killed replicas have left of a complete run on a store: copies of part logs that
     reached the store after their shard was complete, this machine's part logs and data that waited for an
     upload, and on S3 the parts of uploads that were never completed. What cannot be removed is harmless, and
     stays, as do the files of a run begun anew in its place."""

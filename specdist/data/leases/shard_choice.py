@@ -11,7 +11,7 @@ import random
 import zlib
 from collections.abc import Sequence
 
-# So many take the shards in order.
+# The largest number of replicas that take the shards in order.
 FEW_REPLICAS = 8
 # A replica that waits watches at least so many leases; and so many replicas watch a lease, on average.
 MIN_WATCHED, WATCHERS_PER_LEASE = 2, 2
@@ -54,9 +54,9 @@ def sub_shards_wanted(num_waiting: int, num_leased: int) -> int:
 
 
 def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Of rows that have not begun, those of the next sub-shard: half of a fair share, so that sub-shards get
-    smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly over the order of
-    the rows.
+    """Choose the rows of the next sub-shard among those that have not begun: half of a fair share, so that
+    sub-shards get smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly
+    over the order of the rows.
 
     Args:
         wanted: replicas to share with.

@@ -27,7 +27,7 @@ from specdist.data.run.segments import check_continues
 from specdist.data.store.files import writing
 from specdist.utils.errors import UserError
 
-# Of shards that turn out to be leased, until a replica looks anew; and of looks per attempt.
+# The number of shards that turn out to be leased until a replica looks anew; and of looks per attempt.
 MAX_LATE, MAX_LOOKS = 2, 8
 # Watched leases change after so many times the silence after which a replica counts as gone.
 PERIOD_IN_SILENCES = 2.5
@@ -64,11 +64,11 @@ class ShardQueue:
         self._membership = membership
         self._leases = membership.leases
         self._manifest = manifest
-        # Those that are not known to be complete.
+        # The shards that are not known to be complete.
         self._open = set(range(num_shards))
         self._mine: dict[int, Lease] = {}
         self._my_sub_shards: dict[str, LeasedShard] = {}
-        # As last seen, and the leases watched since.
+        # The leases as last seen, and those watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
         self._num_watched = 0
         self._watched: list[str] = []

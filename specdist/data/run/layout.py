@@ -36,7 +36,7 @@ class RunLayout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Of the manifest, once it is known.
+        # The manifest's info, once it is known.
         self._info: Mapping[str, Any] | None = None
 
     @property
@@ -104,7 +104,7 @@ class RunLayout:
 
     @property
     def run_tag(self) -> str:
-        """Of a run on a store: names its files on each machine, so that a run begun anew has others."""
+        """The name of a stored run's files on each machine; a run begun anew has another."""
         return str(self._known(RUN_TAG) or "")
 
     def _known(self, name: str) -> Any:

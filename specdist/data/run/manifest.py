@@ -18,17 +18,18 @@ FORMAT_VERSION = 1
 # All shards of a run lie in one folder, which its replicas list again and again: three files for each shard
 # are few enough names for a file server and for a page of an object store.
 MAX_SHARDS = 1000
-# Of a run whose rows need no more shards than that.
+# The default of a run whose rows need no more shards than that.
 ROWS_PER_SHARD = 512
 ABSENT = "(absent)"
-# In the manifest's info, where rows have a number of completions of their own: their sums by shard.
+# The field of the manifest's info for sums by shard, where rows have a number of completions of their own.
 COMPLETIONS_PER_SHARD = "completions_per_shard"
-# In ``info``: whether the class ``tokens`` leaves rounding out, which may decide between two tokens.
+# The field of ``info`` that tells whether the class ``tokens`` leaves rounding out, which may decide between
+# two tokens.
 UP_TO_ROUNDING = "up_to_rounding"
 
 
 def fewest_rows_per_shard(num_rows: int) -> int:
-    """So many rows in each shard are no more than :data:`MAX_SHARDS` shards."""
+    """The fewest rows per shard that make no more than :data:`MAX_SHARDS` shards."""
     return -(-num_rows // MAX_SHARDS)
 
 
@@ -141,7 +142,7 @@ def check_same(old: Manifest, new: Manifest) -> None:
 
 
 def as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is read from a manifest: in JSON a tuple is a list."""
+    """The fingerprint as a manifest gives it: in JSON a tuple is a list."""
     found: dict[str, Any] = json.loads(json.dumps(fingerprint))
     return found
 

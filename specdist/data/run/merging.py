@@ -26,7 +26,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.files import write_atomically
 from specdist.utils.errors import UserError
 
-# Of values that a format, or Python, does not have.
+# Errors of values that a format, or Python, does not have.
 MERGE_ERRORS = (pa.ArrowException, TypeError, OverflowError, JsonError)
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
 # Small shards are written together, up to so many rows or bytes.

@@ -20,7 +20,7 @@ from specdist.data.store.files import fsync_folder, writing
 from specdist.data.store.storage import StorePath
 
 SYNC_INTERVAL_S = 1.0
-# Of a run on a store.
+# The copies of a stored run's log: seconds between two, and how much the log grows.
 COPY_INTERVAL_S, COPY_GROWTH = 30.0, 1.1
 LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOTALL)
 
@@ -192,7 +192,7 @@ def _load(
 
 
 class StoredPartLog(PartLog):
-    """Of a run on an object store: appended to in the cache directory, copied to the store.
+    """The part log of a run on an object store: it grows in the cache directory and is copied to the store.
 
     A replica of the same machine goes on with the local log. One on another machine has the copy, which is
     made again whenever the log has grown by a tenth, at most every half minute: all copies of a log together

@@ -49,7 +49,8 @@ class ShardRecord:
 
     @staticmethod
     def read(path: Path) -> ShardRecord | None:
-        """None if the file is missing or damaged. Raises :class:`StoreError` if a store does not tell."""
+        """Read a completion record; None if the file is missing or damaged. Raises :class:`StoreError` if a
+        store does not tell."""
         try:
             return parse_fields(ShardRecord, path.read_bytes())
         except StoreError:
@@ -66,7 +67,7 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
-    # With ``--leases``: see above.
+    # Given with ``--leases``: see above.
     decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:
@@ -150,7 +151,7 @@ class Attempt:
         self._rename(self._paths.trace)
 
     def publish_record(self) -> None:
-        """After this the shard is complete."""
+        """Write the completion record: after this the shard is complete."""
         self._rename(self._paths.record)
 
     def finish(self) -> None:
@@ -201,7 +202,7 @@ class Attempt:
 
 
 def write_table(file: BinaryIO, table: pa.Table) -> None:
-    """As an Arrow file. Raises ``pa.ArrowException`` for a type that it cannot hold."""
+    """Write a table as an Arrow file. Raises ``pa.ArrowException`` for a type that it cannot hold."""
     # The file format allows one dictionary per column.
     options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
     with pa.ipc.new_file(file, table.schema, options=options) as writer:

@@ -47,7 +47,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
 
 
 def traces_to_read(layout: RunLayout, shards: Iterable[int], max_bytes: int) -> tuple[list[Path], int]:
-    """Those of these shards' traces that are read for a picture: all, or evenly spread ones of at most about
+    """The traces of these shards that are read for a picture: all, or evenly spread ones of at most about
     ``max_bytes`` and :data:`MAX_TRACES`; and how many traces there are."""
     sizes = layout.sizes_of_traces()
     traced = sorted(sizes.keys() & set(shards))

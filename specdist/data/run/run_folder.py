@@ -105,7 +105,7 @@ class RunFolder(RunLayout):
         return list(latest.values())
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
-        """Of so many shards those without a completion record, ascending."""
+        """The shards, of so many, without a completion record, ascending."""
         recorded = self.recorded_shards()
         return [shard for shard in range(num_shards) if shard not in recorded]
 
@@ -170,7 +170,7 @@ class RunFolder(RunLayout):
         return self.complete_among(sorted(self.recorded_shards()))
 
     def complete_among(self, shards: Sequence[int]) -> list[int]:
-        """Those of these shards that are complete."""
+        """The complete ones of these shards."""
         found = in_parallel(self.path, self.is_complete, shards)
         return [shard for shard, is_complete in zip(shards, found, strict=True) if is_complete]
 

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from specdist.data.run.manifest import Manifest, ShardPlan, as_json, check_same
 from specdist.utils.errors import UserError
 
-# In ``info``: the segments; and when the draft of this run may change, in the manifest that a replica brings.
+# Fields of ``info``: the segments; and when the draft of this run may change, in the manifest that a replica
+# brings.
 SEGMENTS, DRAFT_CHANGES = "segments", "draft_changes"
 ANY_TIME, BETWEEN_SHARDS, NEVER = "any time", "between shards", "never"
-# Of the fingerprint; and of ``info``, what was measured for a draft, or is its name.
+# Fields of the fingerprint; and those of ``info`` that say what was measured for a draft, or is its name.
 DRAFT_FIELDS = ("draft", "draft_quantization", "draft_adapter")
 COSTS, EARLIER_COSTS = "costs", "earlier_costs"
 INFO_OF_DRAFT = ("draft", COSTS, EARLIER_COSTS)
@@ -53,10 +54,10 @@ class Shards(Protocol):
     """A run's shards as its folder has them."""
 
     def recorded_shards(self) -> set[int]:
-        """Those that are complete."""
+        """The shards that are complete."""
 
     def begun_shards(self) -> list[int]:
-        """Those with part logs."""
+        """The shards with part logs."""
 
     def plan(self) -> ShardPlan:
         """All of them."""

@@ -18,7 +18,7 @@ from specdist.data.stats.shard import FIGURES, Stats
 from specdist.data.stats.traces import TRACE_COLUMNS
 from specdist.utils.markdown import code, plain, table
 
-# Of a run, beside :data:`FIGURES`.
+# Fields of a run, beside :data:`FIGURES`.
 BEFORE_FIGURES = {
     "output": ("string", "the run folder"),
     "exact": ("bool", "the completions follow the target's own distribution"),

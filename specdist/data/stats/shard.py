@@ -161,13 +161,6 @@ class Stats:
         )
 
     @property
-    def verified_acceptance_rate(self) -> float | None:
-        """Share of accepted tokens among the verified ones: candidates up to the first rejected one, and
-        first tokens ahead. (``draft_acceptance_rate`` also counts the candidates after a rejected one.)"""
-        num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
-        return _ratio(num_accepted, num_accepted + self.num_misses)
-
-    @property
     def num_discarded(self) -> int:
         """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
 

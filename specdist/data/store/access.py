@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specdist.data.file_names import PROBE
 from specdist.data.store.files import unique_tag
-from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, told
+from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, describe_error
 from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
 
@@ -88,7 +88,7 @@ def reading(text: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def explain(label: str, path: StorePath) -> Iterator[None]:
-    """For the first requests to a store: they are given up sooner, and an OSError becomes a
+    """Make the first requests to a store within: they are given up sooner, and an OSError becomes a
     :class:`UserError` with a remedy."""
     store = path.store
     retry_s, store.retry_s = store.retry_s, min(store.retry_s, FIRST_RETRY_S)
@@ -106,15 +106,15 @@ def _reason(error: OSError, path: StorePath) -> str:
     bucket = path.key.split("/")[0]
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):
-        missing = f"there is no {protocol}://{bucket} ({told(error)})"
+        missing = f"there is no {protocol}://{bucket} ({describe_error(error)})"
         return f"cannot be used: {missing}: create it, or correct the URL"
     if cause is not None and "Credential" in type(cause).__name__:
         remedy = CREDENTIALS.get(kind, f"see fsspec's documentation of {protocol}://")
-        return f"needs credentials, and none were found ({told(cause)}): {remedy}"
+        return f"needs credentials, and none were found ({describe_error(cause)}): {remedy}"
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"is refused by the store ({told(error)}): these credentials need the permission to list, read, "
-            "write and delete objects there"
+            f"is refused by the store ({describe_error(error)}): these credentials need the permission to "
+            "list, read, write and delete objects there"
         )
     where = " (AWS_ENDPOINT_URL)" if kind == "s3" else ""
-    return f"cannot be reached ({told(error)}): check the network and the server's address{where}"
+    return f"cannot be reached ({describe_error(error)}): check the network and the server's address{where}"

@@ -20,7 +20,7 @@ from specdist.data.store.storage import StorePath, cache_folder, in_parallel, lo
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
-# Of inputs, besides data: the files of ``save_to_disk`` that tell which data belongs to a data set.
+# Suffixes of input files: data, and the files of ``save_to_disk`` that tell which data belongs to a data set.
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
 # Names and versions of the files of a run that are there; and those that are not needed to read it.
 INDEX = "mirror.json"
@@ -105,7 +105,7 @@ def mirrored(run: str | Path) -> Path:
 
 
 def _consistent(found: Mapping[str, ObjectInfo]) -> dict[str, ObjectInfo]:
-    """Without the records of shards that were finished while the names were listed."""
+    """Leave out the records of shards that were finished while the names were listed."""
     return {
         name: info for name, info in found.items()
         if not name.startswith(LEFT_OUT) and not name.endswith(".tmp")

@@ -48,8 +48,8 @@ def temporary_path(path: Path, tag: str) -> Path:
 
 
 def names_in(folder: Path, *prefixes: str) -> list[str]:
-    """Of the files in a folder that begin with one of the prefixes, if any: by one listing, on a store by one
-    of each prefix. Raises OSError."""
+    """Names of the files in a folder that begin with one of the prefixes, if any: by one listing, on a store
+    by one of each prefix. Raises OSError."""
     if isinstance(folder, StorePath):
         return [name for prefix in prefixes or ("",) for name in folder.names(prefix)]
     with os.scandir(folder) as entries:
@@ -65,7 +65,7 @@ def names_within(folder: Path, *prefixes: str) -> list[str]:
 
 
 def sizes_in(folder: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], int]]:
-    """Of the files in a folder that have such a name, how many bytes they hold; none without the folder. On a
+    """Sizes in bytes of the files in a folder that have such a name; none without the folder. On a
     store by one listing. Raises OSError."""
     if isinstance(folder, StorePath):
         sizes = folder.sizes()
@@ -250,7 +250,7 @@ class WatchedFiles:
 
     @property
     def stamps(self) -> list[FileStamp]:
-        """Of all files, which are read once. Raises :class:`UserError` if one has changed."""
+        """Stamps of all files, which are read once. Raises :class:`UserError` if one has changed."""
         if self._digests is None:
             self._digests = [_digest(file) for file in self._files]
             if [stamp_of(file) for file in self._files] != self._stamps:
@@ -272,7 +272,7 @@ class WatchedFiles:
 
 
 def stamp_of(file: Path) -> FileStamp:
-    """Without a digest. Raises :class:`UserError` if the file is gone."""
+    """A file's stamp without a digest. Raises :class:`UserError` if the file is gone."""
     try:
         found = file.stat()
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from specdist.utils.errors import UserError
 
-# By protocol: the extra of specdist that installs its package, None if it comes with specdist.
+# The extra of specdist that installs a protocol's package, None if it comes with specdist.
 EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "abfss": "azure", "az": "azure",
     "hf": None, "file": None, "local": None,
@@ -34,7 +34,7 @@ S3_SETTINGS = {
 RETRY_S, FIRST_RETRY_S = 300.0, 20.0
 FIRST_WAIT_S, MAX_WAIT_S = 0.2, 10.0
 PERMANENT = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EPERM, getattr(errno, "EREMCHG", -1))
-# Of their own meaning: never tried again.
+# Errors that are an answer: the request is never tried again.
 ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class ObjectStore:
                 if _is_precondition(error):
                     raise FileExistsError(str(error)) from error
                 if _is_permanent(error) or self._clock() + wait_s > deadline:
-                    raise StoreError(_errno(error), told(error)) from error
+                    raise StoreError(_errno(error), describe_error(error)) from error
                 logger.debug("a request to the store is repeated: %s", error)
             self._sleep(wait_s * random.uniform(0.5, 1.5))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -213,7 +213,7 @@ def connect(option: str, url: str, **settings: Any) -> tuple[ObjectStore, str]:
     return ObjectStore(protocol, filesystem), str(filesystem._strip_protocol(url)).rstrip("/")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line."""
     return " ".join(f"{getattr(error, 'strerror', None) or error or type(error).__name__}".split())
 

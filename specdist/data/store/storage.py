@@ -93,7 +93,7 @@ class StorePath(_Path):
         return hash(self.key)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Of the objects and folders in this folder that begin with ``prefix``."""
+        """Names of the objects and folders in this folder that begin with ``prefix``."""
         return list(self.store.listing(self.key, prefix))
 
     def sizes(self) -> dict[str, int]:
@@ -135,7 +135,7 @@ class StorePath(_Path):
         """See :meth:`is_dir`."""
 
     def open(self, mode: str = "r", *_: Any) -> Any:
-        """To be read, as a whole."""
+        """Open the object to be read, as a whole."""
         assert mode == "rb", "objects are written as a whole"
         return io.BytesIO(self.read_bytes())
 
@@ -163,7 +163,7 @@ class StorePath(_Path):
         self.store.remove(self.key)
 
     def replace(self, target: Any) -> StorePath:
-        """In two steps: another may see both names. Raises FileNotFoundError."""
+        """Rename the object in two steps: another may see both names. Raises FileNotFoundError."""
         self.store.copy(self.key, target.key)
         self.store.remove(self.key)
         return StorePath(self.store, target.key, self.cache_dir)

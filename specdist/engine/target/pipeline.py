@@ -16,7 +16,7 @@ from specdist.engine.messages.opened import OpenedSequences
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import LogitsProcessors, TokenMasker
 from specdist.sampling.processing.row_filters import RowFilters
-from specdist.sampling.processing.row_table import AskedPositions, RowTable
+from specdist.sampling.processing.row_table import QueryPositions, RowTable
 
 
 class Processed(NamedTuple):
@@ -69,10 +69,10 @@ class LogitsPipeline:
             if self._masker is not None:
                 self._masker.open(opened.slots.tolist(), opened.constraints)
 
-    def asked(self, slots_N: np.ndarray, lines_N: np.ndarray, positions_N: np.ndarray) -> AskedPositions:
-        return AskedPositions(self._table, slots_N, lines_N, positions_N)
+    def asked(self, slots_N: np.ndarray, lines_N: np.ndarray, positions_N: np.ndarray) -> QueryPositions:
+        return QueryPositions(self._table, slots_N, lines_N, positions_N)
 
-    def asked_of(self, verify_input: VerifyInput) -> AskedPositions:
+    def asked_of(self, verify_input: VerifyInput) -> QueryPositions:
         """Of the target's pass, whose sequences and tokens are noted."""
         self.open(verify_input.opened)
         batch = verify_input.batch
@@ -94,11 +94,11 @@ class LogitsPipeline:
         assert self._masker is not None
         return self._masker.forced(self.asked(self._slot_of[lines_A], lines_A, positions_A), most_A.tolist())
 
-    def masks(self, asked: AskedPositions) -> np.ndarray | None:
+    def masks(self, asked: QueryPositions) -> np.ndarray | None:
         """int32 [N, W]; None if there are none."""
         return None if self._masker is None else self._masker.masks(asked)
 
-    def process(self, logits_Nv: Tensor, asked: AskedPositions, masks_NW: np.ndarray | None) -> Processed:
+    def process(self, logits_Nv: Tensor, asked: QueryPositions, masks_NW: np.ndarray | None) -> Processed:
         return Processed(
             self._processors.process(logits_Nv, asked, masks_NW),
             RowFilters.of(asked, self._vocab_size, self._device),

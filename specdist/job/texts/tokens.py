@@ -8,10 +8,9 @@ import hashlib
 import logging
 import re
 import shlex
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -235,23 +234,6 @@ class PromptEncoder:
         for row in range(0, prompts.num_rows, step):
             with contextlib.suppress(RowError):
                 yield self.prompt_ids(prompts.prompt(row))
-
-    def usable_prompts(
-        self, prompts: Prompts, rows: Sequence[int], num_wanted: int
-    ) -> Iterator[tuple[int, list[int]]]:
-        """Row and tokens of ``num_wanted`` prompts, spread evenly over the rows. One that cannot be used is
-        replaced by the next that can, up to the next one of the spread."""
-        num_wanted = min(num_wanted, len(rows))
-        bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
-        for first, end in pairwise(bounds):
-            for row in rows[first:end]:
-                try:
-                    prompt_ids = self.prompt_ids(prompts.prompt(row))
-                except RowError as error:
-                    logger.warning("row %d is left out: %s", row, error.reason)
-                    continue
-                yield row, prompt_ids
-                break
 
 
 def detokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Detokenizer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.store.object_store import told
+from specdist.data.store.object_store import describe_error
 from specdist.data.store.storage import local_copy
 from specdist.utils.errors import UserError
 
@@ -91,16 +91,19 @@ def _explained(repository: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UserError(f"{label} is not the name of a repository, owner/name: {told(error)}") from error
+        raise UserError(
+            f"{label} is not the name of a repository, owner/name: {describe_error(error)}"
+        ) from error
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
         raise UserError(
-            f"{label} is refused by the hub ({told(error)}): log in with hf auth login, or set HF_TOKEN to a "
-            "token that may write to this repository; all rows are kept, and the same command uploads them"
+            f"{label} is refused by the hub ({describe_error(error)}): log in with hf auth login, or set "
+            "HF_TOKEN to a token that may write to this repository; all rows are kept, and the same "
+            "command uploads them"
         ) from error
     except Exception as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{label} cannot be reached ({told(error)}): check the network and HF_ENDPOINT; all rows are "
-            "kept, and the same command uploads them"
+            f"{label} cannot be reached ({describe_error(error)}): check the network and HF_ENDPOINT; all "
+            "rows are kept, and the same command uploads them"
         ) from error

@@ -1,5 +1,4 @@
-"""The best plan of every mode (ranks, batch size, draft length), the one to take, and where a draft is worth
-it.
+"""The best plan of every mode (ranks, batch size, draft length), and the one to take.
 
 A site's GPUs are filled with replicas, each on one node. A draft on the target's rank 0 takes memory. With a
 GPU of its own and ``--overlap auto`` a replica is as fast as one without a draft, or faster, but takes one
@@ -8,14 +7,12 @@ GPU more.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
 
 from specdist.config.groups import ExpertParallel
-from specdist.lab.plan.hardware import GPUS, Gpu
+from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.memory import Fit, fit
 from specdist.lab.plan.roofline import DEFAULTS, DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
 from specdist.lab.plan.simulate import (
@@ -30,7 +27,6 @@ from specdist.lab.plan.simulate import (
 )
 from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
-from specdist.utils.table import Table
 
 MAX_DRAFT_TOKENS = 16
 # A smaller speed-up is within the error of the model, so the simpler plan is chosen.
@@ -38,9 +34,6 @@ WORTHWHILE = 1.05
 S_PER_HOUR = 3600
 # At which it is counted how ranks share experts best.
 TYPICAL_BATCH = 64
-BATCH_SIZES = (1, 8, 32, 64, 128, 256)
-DraftPlace = Literal["shared", "own"]
-PLACES: dict[DraftPlace, str] = {"shared": "on rank 0", "own": "its own GPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,23 +157,6 @@ class Planner:
         the whole site."""
         best = [max(self._plans(mode), key=lambda plan: plan.tokens_per_s, default=None) for mode in MODES]
         return [plan for plan in best if plan is not None]
-
-    def most_per_gpu(self, mode: Mode, num_rows: int, *, num_idle: int = 0) -> float | None:
-        """The most tokens per second per GPU used of replicas with so many sequences at a time,
-        or as many of them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing
-        to do."""
-        # Where it does not pay, a draft on rank 0 drafts nothing, but has its memory there.
-        lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), self._longest + 1)
-        found = [
-            prediction.tokens_per_s / (shape.num_gpus + num_idle)
-            for shape in self._shapes(mode)
-            if shape.num_gpus + num_idle <= self._site.gpus_per_node
-            for length in lengths
-            for most in [min(num_rows, self._fit(mode, shape, length).most_rows)]
-            if most > 0
-            for prediction in [self._predict(mode, shape, most, length)]
-        ]
-        return max(found, default=None)
 
     def fits(self) -> list[tuple[Mode, int, Fit]]:
         """The memory of every mode and number of ranks, whether it fits or not."""
@@ -314,72 +290,3 @@ def recommend(plans: Sequence[Plan]) -> Plan | None:
         if chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s:
             chosen = plan
     return chosen
-
-
-@dataclass(frozen=True)
-class Worth:
-    """``ratios``: by batch size, tokens per second per GPU with a draft that is placed so over those without;
-    None where either does not fit."""
-
-    gpu: str
-    placement: DraftPlace
-    ratios: dict[int, float | None]
-
-    @property
-    def most_rows(self) -> int:
-        """The largest batch at which it is worth it; 0 if there is none."""
-        worth = [size for size, ratio in self.ratios.items() if ratio is not None and ratio >= WORTHWHILE]
-        return max(worth, default=0)
-
-
-def worth_per_gpu(
-    target: ModelSize, draft: ModelSize, site: Site, work: Work, *, compares: bool = False
-) -> list[Worth]:
-    """For the site's GPU; ``compares``: then for the table's others that have the type of the numbers."""
-    found = []
-    for gpu in _gpus(site.gpu) if compares else [site.gpu]:
-        planner = Planner(target, draft, dataclasses.replace(site, gpu=gpu), work)
-        for placement in PLACES:
-            ratios = {size: _ratio(planner, placement, size) for size in BATCH_SIZES}
-            found.append(Worth(gpu.name, placement, ratios))
-    return found
-
-
-def _gpus(first: Gpu) -> Iterator[Gpu]:
-    yield first
-    for gpu in GPUS.values():
-        if gpu.name != first.name and gpu.has_bfloat16 >= first.has_bfloat16:
-            yield gpu
-
-
-def _ratio(planner: Planner, placement: DraftPlace, num_rows: int) -> float | None:
-    plain = planner.most_per_gpu("target only", num_rows)
-    if placement == "shared":
-        drafting = [planner.most_per_gpu("colocated", num_rows)]
-    else:
-        # A draft that does not pay is not asked, but its GPU is there.
-        idle = planner.most_per_gpu("target only", num_rows, num_idle=1)
-        drafting = [idle, *(planner.most_per_gpu(mode, num_rows) for mode in OWN_GPU)]
-    most = max((found for found in drafting if found is not None), default=None)
-    return None if plain is None or most is None else most / plain
-
-
-def worth_table(found: list[Worth]) -> str:
-    """One line per GPU and placement."""
-    rows = [
-        {
-            "GPU": item.gpu,
-            "draft": PLACES[item.placement],
-            **{
-                f"batch {size}": None if ratio is None else f"{ratio:.2f}"
-                for size, ratio in item.ratios.items()
-            },
-            "worth it": f"up to {item.most_rows}" if item.most_rows else "no",
-        }
-        for item in found
-    ]
-    return (
-        "Tokens/s per GPU used, with a draft over plain decoding without one, by batch size; - where either "
-        "does not fit on a node:\n"
-        f"{Table.of(rows, num_names=2).console()}"
-    )

@@ -1,6 +1,6 @@
 """What was measured on a GPU, in place of the planner's published and assumed figures: ``calibration.json``.
 
-``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``python -m tests.lab.emulation --emulate``
+``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``python -m tests.lab.emulation``
 read it.
 """
 
@@ -78,9 +78,7 @@ class Calibration:
     def read(path: Path) -> Calibration:
         """What :meth:`write` has written. Raises :class:`UserError` that names the file, and the field."""
         try:
-            # Earlier versions' name.
-            content = path.read_bytes().replace(b'"is_pretended":', b'"is_fake":')
-            found = parse_fields(Calibration, content)
+            found = parse_fields(Calibration, path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"--calibration {path} cannot be read: {error}: {AGAIN}") from error
         if found.is_fake:

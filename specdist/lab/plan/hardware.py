@@ -1,8 +1,7 @@
 """GPUs for the planner: size and bandwidth of the memory, and arithmetic rates.
 
 Peaks are those of the vendor's data sheets. The share of them that kernels reach is assumed, and so is what
-launches and waits take. ``--calibration`` replaces the figures of a row by what was measured on such a GPU,
-and ``--gpu here`` the row by this machine's device.
+launches and waits take. ``--calibration`` replaces the figures of a row by what was measured on such a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ EAGER_KERNEL_S = 5 * US
 GRAPH_S = 20 * US
 # The host waits for the device, and the device for what the host launches next. Assumed.
 SYNCHRONISATION_S = 15 * US
-HERE = "here"
 PUBLISHED = "published peaks and assumed shares of them, not measured"
 WEIGHT_PRODUCTS = ("int8 weights", "int4 weights")
 INT8, INT8_AND_FLOAT8 = ("int8",), ("int8", "float8")
@@ -66,13 +64,11 @@ class Gpu:
         has_bfloat16: whether 16-bit products may be bfloat16.
         bandwidth_efficiency, arithmetic_efficiency: share of the peaks that kernels reach.
         reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
-        is_host: a CPU, for which the job reserves memory in another way.
         narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
         kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
             itself, of launching a graph, and of a wait of the host for the device.
         num_multiprocessors: that work side by side.
         sums, sampling: as measured; without any, by bytes.
-        graph_node_bytes: of a kernel in a graph, where that was measured.
         device: pattern of the driver's name for it.
         figures: where all these come from.
     """
@@ -88,7 +84,6 @@ class Gpu:
     bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
     arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
     reserved_bytes: int = GIB
-    is_host: bool = False
     narrow_products: tuple[str, ...] = ()
     kernel_s: float = KERNEL_S
     eager_kernel_s: float = EAGER_KERNEL_S
@@ -97,7 +92,6 @@ class Gpu:
     num_multiprocessors: int = 1
     sums: tuple[MeasuredSum, ...] = ()
     sampling: tuple[MeasuredSampling, ...] = ()
-    graph_node_bytes: float | None = None
     device: str = ""
     figures: str = PUBLISHED
 
@@ -109,9 +103,7 @@ class Gpu:
     def has_product(self, kind: str | None) -> bool:
         """Whether torch has a kernel for products of quantised layers of this kind on it. Those of narrow
         weights with plain inputs are for bfloat16."""
-        return kind in self.narrow_products or (
-            kind in WEIGHT_PRODUCTS and self.has_bfloat16 and not self.is_host
-        )
+        return kind in self.narrow_products or (kind in WEIGHT_PRODUCTS and self.has_bfloat16)
 
     def narrow_flops_per_s(self, kind: str | None, bytes_per_number: int) -> float:
         """Rate of products of quantised layers."""
@@ -177,7 +169,6 @@ class Gpu:
             wait_s=found.wait_s,
             sums=found.all_reduce,
             sampling=found.sampling,
-            graph_node_bytes=found.graph_node_bytes,
             figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}{_unmeasured(found)}",
         )
 
@@ -271,10 +262,7 @@ def find_gpu(name: str, dtype: str, calibration: str | None = None) -> Gpu:
     for another name, an unsupported ``dtype``, and a file of another GPU."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise UserError(
-            f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}, or {HERE} to measure this "
-            "machine's device"
-        )
+        raise UserError(f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}")
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         raise UserError(f"--dtype bfloat16 is not supported by --gpu {name}: use --dtype float16")
     if calibration is None:

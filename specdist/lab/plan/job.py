@@ -1,37 +1,26 @@
-"""``jobs/plan.py`` from its options to its text and its JSON document. ``--gpu here`` is this machine's
-device, measured where kernels can measure it."""
+"""``jobs/plan.py`` from its options to its text and its JSON document."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.ipc
-import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
 from transformers import AutoConfig
 
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
-from specdist.engine.times.timeline import timed
 from specdist.job.models.held_models import unquantized_experts
-from specdist.job.ranks.topology import local_device
-from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
-from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
-from specdist.lab.plan.memory import graphs_note
+from specdist.lab.plan.advise import Planner, Site, Work, recommend
+from specdist.lab.plan.hardware import GB, GIB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
     fit_document,
     launch_of,
     longest_row,
     memory_table,
-    options_yaml,
     plan_document,
     plan_table,
     reason,
@@ -40,23 +29,12 @@ from specdist.lab.plan.report import (
     shapes_note,
 )
 from specdist.lab.plan.shapes import NAMED, named_config
-from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.drafters.mtp_loading import head_config
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
 from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
-from specdist.utils.host import available_memory_bytes
-
-TRACE_FILES = "stats/*.trace.arrow"
-# Larger than any cache, so that every product reads its matrix from memory.
-MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}
-WIDTH = 4096
-NUM_PRODUCT_TOKENS = {"cpu": 256, "cuda": 4096}
-NUM_WARMUPS, NUM_PASSES = 2, 7
-# Links are not measured: PCIe 4 × 16 is assumed.
-LINK_BYTES_PER_S = 32 * GB
 
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
@@ -81,12 +59,11 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             is_head=is_head,
             **trusts,
         )
-    acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
     work = Work(
         prompt_tokens=config.prompt_tokens,
         output_tokens=config.output_tokens,
         num_prompts=config.num_prompts,
-        acceptance=acceptance or 0.0,
+        acceptance=config.acceptance or 0.0,
         caught=config.caught,
         expert_parallel=config.expert_parallel,
         sampling=SamplingSettings(**values_of(config, DrawingOptions)),
@@ -96,11 +73,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         raise UserError(
             f"--expert_parallel always: {config.target} has no experts to share out: leave it out"
         )
-    gpu = (
-        measure_here(local_device(config.device), getattr(torch, dtype))
-        if config.gpu == HERE
-        else find_gpu(config.gpu, dtype, config.calibration)
-    )
+    gpu = find_gpu(config.gpu, dtype, config.calibration)
     assert config.gpus_per_node is not None and config.nodes is not None
     site = Site(
         gpu=gpu,
@@ -113,7 +86,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
     notes = filter(None, map(unquantized_experts, (target, draft)))
     parts += [f"{note}. With it a checkpoint that stores them one by one is refused." for note in notes]
-    parts += filter(None, [graphs_note(gpu)])
     document: dict[str, Any] = {
         "gpu": dataclasses.asdict(gpu),
         "num_parameters": {
@@ -124,14 +96,12 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             "target": target.num_active,
             "draft": None if draft is None else draft.num_active,
         },
-        "acceptance": acceptance,
+        "acceptance": config.acceptance,
         "memory": [
             {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
             for mode, tp_size, fit in fits
         ],
     }
-    if config.memory:
-        return "\n\n".join(parts), document
     plans = planner.best_plans()
     chosen = recommend(plans)
     if chosen is None:
@@ -147,31 +117,19 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         config_path=config.output_config,
         prompts=config.prompts,
         output=config.output,
-        on_cpu=config.gpu == HERE and local_device(config.device).type == "cpu",
     )
-    as_yaml = []
     if config.output_config is not None:
         _write_config(config.output_config, run_yaml(options, command, launch.lines()))
-    else:
-        as_yaml = [
-            f"The same options as a file for --config (--output_config writes it):\n{options_yaml(options)}"
-        ]
     longest = longest_row(chosen, work, max_positions)
-    worth = []
-    if draft is not None:
-        worth = worth_per_gpu(target, draft, site, work, compares=config.compare_gpus)
     parts += [
         plan_table(plans, chosen, config.gpu_price),
         reason(plans, chosen, target, site),
-        *([worth_table(worth)] if worth else []),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
         "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
-        *as_yaml,
     ]
     document |= {
         "plans": [plan_document(plan, config.gpu_price) for plan in plans],
         "recommended": plan_document(chosen, config.gpu_price),
-        "draft_gpu": [dataclasses.asdict(found) | {"worth_up_to": found.most_rows} for found in worth],
         "options": options,
         "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
     }
@@ -273,70 +231,3 @@ def open_model(
 def _published(option: str, name: str) -> Any:
     """The configuration of a published drafter in a folder here."""
     return drafter_config(option, name, Path(name)) if (Path(name) / CONFIG_NAME).is_file() else None
-
-
-def acceptance_of(path: Path) -> float:
-    """The share of verified tokens that were accepted, in a run with ``--trace`` or one of its trace files.
-
-    Raises :class:`UserError` if no trace can be read, or it has no verified token.
-    """
-    files = sorted(path.glob(TRACE_FILES)) if path.is_dir() else [path]
-    if not files:
-        raise UserError(
-            f"--trace {path} holds no {TRACE_FILES}: name the --output of a run with --trace that has "
-            "finished a shard, or one such file"
-        )
-    num_verified = num_accepted = 0
-    for file in files:
-        try:
-            table = pa.ipc.open_file(file.read_bytes()).read_all().select(["is_verified", "is_accepted"])
-        except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise UserError(f"--trace {file} is not a trace of jobs/generate.py: {error}") from error
-        num_verified += pc.sum(table["is_verified"]).as_py() or 0
-        num_accepted += pc.sum(table["is_accepted"]).as_py() or 0
-    if not num_verified:
-        raise UserError(f"--trace {path} contains no verified token: give --acceptance instead")
-    return float(num_accepted / num_verified)
-
-
-@torch.inference_mode()
-def measure_here(device: torch.device, dtype: torch.dtype) -> Gpu:
-    """Time the product of a large matrix with one token, which reads it, and with many, which multiplies.
-
-    The rates are those of kernels, so their efficiency is 1. On a host they are those of float32 with the
-    engine's library.
-    """
-    height = MATRIX_BYTES[device.type] // (WIDTH * dtype.itemsize)
-    layer = nn.Linear(WIDTH, height, bias=False, device=device, dtype=dtype)
-    nn.init.constant_(layer.weight, 1e-3)
-    linears = OneDnnLinears(layer)
-    num_tokens = NUM_PRODUCT_TOKENS[device.type]
-    with linears.active():
-        one_s, many_s = (_median_s(layer, count, device, dtype) for count in (1, num_tokens))
-    flops_per_s = 2 * WIDTH * height * num_tokens / many_s
-    return Gpu(
-        name=HERE,
-        memory_bytes=_memory_bytes(device),
-        bandwidth_bytes_per_s=WIDTH * height * dtype.itemsize / one_s,
-        half_flops_per_s=flops_per_s,
-        float_flops_per_s=flops_per_s,
-        link_bytes_per_s=LINK_BYTES_PER_S,
-        link_latency_s=PCIE_LATENCY_S,
-        bandwidth_efficiency=1.0,
-        arithmetic_efficiency=1.0,
-        reserved_bytes=0,
-        is_host=device.type == "cpu",
-        figures="memory and products measured on this machine; launches, waits and links assumed",
-    )
-
-
-def _median_s(layer: nn.Module, num_tokens: int, device: torch.device, dtype: torch.dtype) -> float:
-    tokens = torch.ones(num_tokens, WIDTH, device=device, dtype=dtype)
-    seconds = [timed(device, lambda: layer(tokens))[0] for _ in range(NUM_WARMUPS + NUM_PASSES)]
-    return statistics.median(seconds[NUM_WARMUPS:])
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return available_memory_bytes()

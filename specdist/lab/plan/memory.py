@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.allocation import draft_limits, room_on_gpu, shared_out, target_limits
+from specdist.job.costs.allocation import draft_limits, room_on_gpu, target_limits
 from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
-from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory
-from specdist.models.sizes.reserve import GRAPH_NODE_BYTES, Sampling
+from specdist.models.loading.memory import DeviceMemory
+from specdist.models.sizes.reserve import Sampling
 from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 
@@ -127,18 +127,6 @@ def fit(
     )
 
 
-def graphs_note(gpu: Gpu) -> str | None:
-    """A remark where the job reserves less for its graphs than they take; it measures what they take, and
-    records as many passes as there is memory for."""
-    if (gpu.graph_node_bytes or 0) <= GRAPH_NODE_BYTES:
-        return None
-    return (
-        f"A recorded kernel takes {gpu.graph_node_bytes:,.0f} bytes on this GPU, and {GRAPH_NODE_BYTES:,} "
-        "are reserved for each: where the cache takes the rest, fewer passes are recorded, and the others "
-        "are slower."
-    )
-
-
 def _share(
     gpu: Gpu,
     work: _Work,
@@ -171,8 +159,6 @@ def _share(
     )
 
     def reserved_bytes(num_rows: int) -> int:
-        if gpu.is_host:
-            return int(RESERVED_FRACTION * gpu.memory_bytes)
         limits = work.limits(num_rows)
         room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
         assert room.needs is not None
@@ -181,10 +167,6 @@ def _share(
     def num_pages(num_rows: int, windowed: WindowedLayers | None) -> int:
         limits = work.limits(num_rows)
         models = held(limits, windowed)
-        if gpu.is_host:
-            left = memory.free_bytes - reserved_bytes(num_rows)
-            fixed = sum(model.fixed_bytes for model in models)
-            return shared_out(limits, left, page_bytes=_page_bytes(models), fixed_bytes=fixed)[0]
         return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
 
     def windowed_layers(num_rows: int) -> WindowedLayers | None:

@@ -18,7 +18,7 @@ from specdist.config.groups import (
     TrustOptions,
 )
 from specdist.config.speculation import NEEDS_MODEL
-from specdist.lab.plan.hardware import GPUS, HERE
+from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import NAMED
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
@@ -44,7 +44,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     )
 
     # Hardware
-    gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
+    gpu: str = option(help=f"one of {', '.join(GPUS)}")
     calibration: str | None = option(
         None,
         help="calibration.json of a first day on such a GPU (python -m tests.gpu.first_day): what was "
@@ -59,7 +59,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     num_gpus: int | None = option(
         None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)", at_least=1
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help=f"device that --gpu {HERE} measures")
 
     # Work
     prompt_tokens: int = option(512, help="tokens per prompt", at_least=1)
@@ -67,9 +66,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     num_prompts: int = option(10_000, help="number of completions to generate", at_least=1)
     acceptance: float | None = option(
         None, help="probability that a drafted token is accepted, 0 to 1", rule=within(at_least=0, at_most=1)
-    )
-    trace: str | None = option(
-        None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
     expert_parallel: ExpertParallel = option("auto", help=EXPERT_PARALLEL)
     caught: float = option(
@@ -82,39 +78,25 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     )
 
     # What to do
-    memory: bool = option(False, help="report only what fits in memory")
-    compare_gpus: bool = option(
-        False,
-        help="say for every GPU of the table, not only for --gpu, where a GPU for the draft is worth it",
-    )
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")
 
     _refusals: ClassVar[Refusals] = (
         NEEDS_MODEL,
-        ("output_config prompts output", lambda o: o.memory,
-         "is of a recommendation, and --memory makes none: leave one of them out"),
-        ("acceptance trace", lambda o: o.draft is None,
+        ("acceptance", lambda o: o.draft is None,
          "has no effect without --draft: add it or leave this option out"),
-        ("trace", lambda o: o.acceptance is not None,
-         "says what --acceptance {o.acceptance} says, too: leave one of them out"),
-        ("calibration", lambda o: o.gpu == HERE, f"has no effect with --gpu {HERE}, which measures this "
-         f"machine: leave it out, or name the file's GPU with --gpu ({', '.join(GPUS)})"),
-        ("calibration", lambda o: o.compare_gpus, "is of one GPU, and --compare_gpus compares the published "
-         "figures of all: leave one of them out"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         check_options(self)
         self._check_gpus()
-        given = self.acceptance is not None or self.trace is not None
-        if self.draft is not None and not given and not self.memory:
+        if self.draft is not None and self.acceptance is None:
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
-                "accept (0.6 to 0.8 for a draft of the target's family), or the --trace of a run, or leave "
-                "out --draft"
+                "accept (0.6 to 0.8 for a draft of the target's family; a run reports its own), or leave out "
+                "--draft"
             )
 
     def _check_gpus(self) -> None:

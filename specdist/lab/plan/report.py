@@ -14,7 +14,7 @@ from specdist.config.groups import DrawingOptions
 from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
 from specdist.job.totals.spending import price_per_million
 from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
-from specdist.lab.plan.hardware import GIB, HERE, MIB
+from specdist.lab.plan.hardware import GIB, MIB
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.shapes import SHAPES
@@ -30,7 +30,7 @@ NAMES: dict[Mode, str] = {
     "branches": "draft GPU, branches",
 }
 SHARDS_PER_REPLICA = 4
-GPU_LAUNCH, CPU_LAUNCH = "jobs/accelerate/gpu8.yaml", "jobs/accelerate/cpu.yaml"
+GPU_LAUNCH = "jobs/accelerate/gpu8.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
 
 
@@ -199,8 +199,6 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         "max_new_tokens": work.output_tokens,
         **_given(config, "gpu_price"),
     }
-    if config.gpu == HERE and config.device != "auto":
-        options["device"] = config.device
     options |= {name: True for name in ("trust_remote_code", "allow_pickle") if getattr(config, name)}
     longest = longest_row(plan, work, max_positions)
     if longest < max_positions:
@@ -233,12 +231,7 @@ def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> st
     if note is not None:
         lines.append(note)
     header = "".join(f"# {line}\n" for line in lines)
-    return header + options_yaml(options)
-
-
-def options_yaml(options: dict[str, Any]) -> str:
-    """One option a line."""
-    return yaml.safe_dump(options, sort_keys=False)
+    return header + yaml.safe_dump(options, sort_keys=False)
 
 
 def plan_document(plan: Plan, gpu_price: float | None = None) -> dict[str, Any]:
@@ -326,7 +319,6 @@ def launch_of(
     config_path: str | None,
     prompts: str | None,
     output: str | None,
-    on_cpu: bool,
 ) -> Launch:
     """The commands of a plan. ``options`` are in the file ``config_path``, or else on the command line."""
     per_node = min(site.gpus_per_node // plan.num_gpus, plan.num_replicas)
@@ -339,15 +331,14 @@ def launch_of(
     if plan.num_gpus == 1:
         words = ["python", *job]
     else:
-        config_file = CPU_LAUNCH if on_cpu else GPU_LAUNCH
-        words = ["accelerate", "launch", "--config_file", config_file]
+        words = ["accelerate", "launch", "--config_file", GPU_LAUNCH]
         words += ["--num_processes", str(plan.num_gpus), *job]
     commands = []
     for replica in range(per_node):
         first = replica * plan.num_gpus
         gpus = ",".join(map(str, range(first, first + plan.num_gpus)))
         # A single replica takes the first visible GPUs.
-        prefix = f"CUDA_VISIBLE_DEVICES={gpus} " if per_node > 1 and not on_cpu else ""
+        prefix = f"CUDA_VISIBLE_DEVICES={gpus} " if per_node > 1 else ""
         commands.append(prefix + shlex.join(words))
     return Launch(
         commands=tuple(commands),

@@ -102,10 +102,7 @@ class PassCounts:
         return num_layers * self.kernels_per_layer + self.kernels_outside_of_layers
 
     def seconds(self, num_layers: int, gpu: Gpu) -> float:
-        """Of a pass beside what its kernels read, write and compute. On a CPU nothing is recorded, and
-        nothing is waited for."""
-        if gpu.is_host:
-            return (self.kernels(num_layers) + self.eager_kernels) * gpu.eager_kernel_s
+        """Of a pass beside what its kernels read, write and compute."""
         return (
             self.kernels(num_layers) * gpu.kernel_s
             + self.replays * gpu.graph_s
@@ -166,7 +163,7 @@ class SamplingTimes:
         num_digits = num_searches * (NUM_DIGITS[number] - NUM_SHARED_DIGITS)
         if num_searches:
             seconds += self._programs_s(num_rows, SEARCH + num_digits * DIGIT, num_loads=2 + num_digits)
-        return seconds + (len(kernels) - 1 + bool(num_searches)) * self._launch_s
+        return seconds + (len(kernels) - 1 + bool(num_searches)) * self.gpu.kernel_s
 
     def draw_s(self, num_rows: float) -> float:
         """Seconds to draw from as many distributions."""
@@ -174,7 +171,9 @@ class SamplingTimes:
         if measured is not None:
             return measured.draw_s(num_rows, self.model.vocab_size)
         return (
-            self._parts_s(num_rows, MASS, FLOAT_BYTES) + self._programs_s(num_rows, DRAW, 2) + self._launch_s
+            self._parts_s(num_rows, MASS, FLOAT_BYTES)
+            + self._programs_s(num_rows, DRAW, 2)
+            + self.gpu.kernel_s
         )
 
     @property
@@ -197,16 +196,9 @@ class SamplingTimes:
     def _programs_s(self, num_programs: float, num_instructions: int, num_loads: int) -> float:
         """Those on a multiprocessor wait for their loads together, and issue their instructions one after the
         other."""
-        if self.gpu.is_host:
-            return 0.0
         num_turns = math.ceil(num_programs / self.gpu.num_multiprocessors)
         cycles = LOAD_CYCLES * num_loads + num_turns * WARPS_PER_SCHEDULER * num_instructions
         return cycles / CYCLES_PER_S
-
-    @property
-    def _launch_s(self) -> float:
-        """Of a kernel more than the one that an operator is counted as."""
-        return 0.0 if self.gpu.is_host else self.gpu.kernel_s
 
     def _gathering_s(self, num_rows: float, tp_size: int) -> float:
         """Of whole logits on one rank, where the parts are joined."""

@@ -52,7 +52,7 @@ def compare_tokens(
     kinds = Counter(kind for kind, _ in found if kind is not None)
     positions = [position for _, position in found if position is not None]
     lengths = [len(tokens) for tokens in our_tokens]
-    # Of the first run's tokens.
+    # The first run's tokens that both have.
     num_common = sum(
         length if position is None else min(position, length)
         for (_, position), length in zip(found, lengths, strict=True)

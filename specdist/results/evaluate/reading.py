@@ -37,7 +37,7 @@ class Completions:
 
     @property
     def is_exact(self) -> bool | None:
-        """From the file's metadata; None if they do not tell."""
+        """Whether the run was exact, by the file's metadata; None if they do not tell."""
         found = (self.table.schema.metadata or {}).get(EXACT_METADATA)
         return None if found is None else found == b"true"
 

@@ -43,7 +43,7 @@ from specdist.results.evaluate.tasks.packaged import check_math, check_rouge, sc
 from specdist.results.evaluate.tasks.texts import ERROR, exact_match_column, score_exact_match
 from specdist.utils.errors import UserError
 
-# By task: what scores a run, and what checks columns, packages and functions before anything is scored.
+# What scores a run by task, and what checks columns, packages and functions before anything is scored.
 FUNCTIONS: dict[str, tuple[Callable[[Completions, EvaluateConfig], Scores], Callable[..., object]]] = {
     GSM8K: (score_gsm8k, gsm8k_column),
     MATH: (score_math, check_math),

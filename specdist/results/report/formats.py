@@ -15,7 +15,7 @@ def count(value: float | None) -> str:
 
 
 def speed(tokens_per_s: float | None) -> str:
-    """At least three significant digits."""
+    """A speed with at least three significant digits."""
     if tokens_per_s is None:
         return NOTHING
     return number(tokens_per_s, 0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2)
@@ -26,7 +26,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """As 2 h 05 min, 3 min 07 s, 7.70 s, 4.51 ms."""
+    """A time such as 2 h 05 min, 3 min 07 s, 7.70 s, 4.51 ms."""
     if seconds is None:
         return NOTHING
     if round(seconds) >= 3600:

@@ -99,7 +99,7 @@ class ReportedRun:
 
     @property
     def ranks(self) -> str:
-        """Their number, and which of them holds the draft."""
+        """The number of ranks, and which of them holds the draft."""
         holder = {"own": " (one for the draft)", "shared": " (the first has the draft, too)"}
         return f"{self.num_devices}{holder.get(self.info.get('draft_placement') or '', '')}"
 
@@ -134,7 +134,7 @@ def read_run(path: Path, label: str, place: int = 0) -> ReportedRun:
             f"(python jobs/status.py {path} says how far it is)"
         )
     shards = read_finished(folder, run.finished_shards)
-    # With the policy's options in force, defaults included.
+    # The policy's options are those in force, defaults included.
     policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
         place=place,
@@ -202,7 +202,7 @@ def _completion_lengths(folder: RunFolder, shards: Sequence[int]) -> np.ndarray:
 
 
 def _read_trace(folder: RunFolder, shards: Iterable[int]) -> pa.Table | None:
-    """None if there is no trace, or no verified token in any."""
+    """Read the shards' traces; None if there is none, or no verified token in any."""
     read, _ = traces_to_read(folder, shards, MAX_TRACE_BYTES)
     tables = [read_columns(path, TRACE_COLUMNS) for path in read]
     verified = [table.filter(table["is_verified"]) for table in tables]

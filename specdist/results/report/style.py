@@ -20,7 +20,7 @@ GREY, LIGHT_GREY, TEXT = "#666666", "#d9d9d9", "#1b1f24"
 WORK_COLOURS: Mapping[str, str] = {
     "verify": BLUE, "draft": ORANGE, "prefill": PINK, "transfer": RED, "host": GREEN, "idle": LIGHT_GREY
 }  # fmt: skip
-# On these, white text cannot be read.
+# White text cannot be read on these.
 LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
 
 # A phone shows the pictures at three quarters of this size.

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from specdist.sampling.constraints.constraint import Constraint, ConstraintError
 
-# Of one constraint: seconds of computing, and bytes of memory, of which a thread's stack may be much smaller
-# in a rank than that of a process.
+# Limits of one constraint: seconds of computing, and bytes of memory, of which a thread's stack may be much
+# smaller in a rank than that of a process.
 MAX_SECONDS, MAX_MEMORY, MAX_STACK = 20, 2 << 30, 1 << 20
 # Answers that are kept: many rows have the same constraint.
 MAX_ANSWERS = 1024
@@ -35,7 +35,7 @@ class CompilingProcess:
         self._answer = lru_cache(MAX_ANSWERS)(self._asked)
 
     def grammar(self, constraint: Constraint) -> str:
-        """As :attr:`Constraint.grammar`. Raises :class:`ConstraintError`."""
+        """The constraint's grammar, as :attr:`Constraint.grammar`. Raises :class:`ConstraintError`."""
         try:
             question = json.dumps([constraint.kind, constraint.value])
         except (TypeError, ValueError, RecursionError) as error:

@@ -17,12 +17,13 @@ from specdist.sampling.constraints.places import ConstraintError, schema_place
 from specdist.sampling.constraints.schemas import kept_schema
 from specdist.utils.errors import UserError
 
-# Of a place where llguidance allows nothing: after the last letter of a rule that nothing matches, say.
+# The error of a place where llguidance allows nothing: after the last letter of a rule that nothing matches,
+# say.
 DEAD_END = "no token is allowed next, and the completion may not end here"
 KINDS = ("json_schema", "regex", "grammar", "choices")
-# Of JSON as json.dumps writes it, so that all between two values is forced. A schema may say otherwise in
-# its "x-guidance".
-# Escapes of any character ("\\u0061") would let names come twice that are in "properties".
+# The form of JSON as json.dumps writes it, so that all between two values is forced. A schema may say
+# otherwise in its "x-guidance". Escapes of any character ("\\u0061") would let names come twice that are in
+# "properties".
 JSON_FORM: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -49,7 +50,8 @@ class Constraint:
 
     @staticmethod
     def parse(value: object) -> Constraint:
-        """Of a row: a mapping with one of ``KINDS``, or its JSON. Raises :class:`ConstraintError`."""
+        """Read a row's constraint: a mapping with one of ``KINDS``, or its JSON. Raises
+        :class:`ConstraintError`."""
         given = value
         if isinstance(value, str):
             try:
@@ -68,8 +70,8 @@ class Constraint:
 
     @cached_property
     def grammar(self) -> str:
-        """As llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot be
-        compiled."""
+        """The grammar as llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot
+        be compiled."""
         try:
             return self._compiled()
         except RecursionError as error:
@@ -77,7 +79,7 @@ class Constraint:
         except ConstraintError:
             raise
         except ValueError as error:
-            # Such as text that is not Unicode.
+            # One cause is text that is not Unicode.
             raise ConstraintError(reason_of(str(error))) from error
 
     def _compiled(self) -> str:

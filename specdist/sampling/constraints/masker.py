@@ -17,7 +17,7 @@ import numpy as np
 
 from specdist.sampling.constraints.matcher import Grammars, Matcher, forbid, masks_of_everything, set_only
 from specdist.sampling.constraints.thinking import ThinkingMarkers
-from specdist.sampling.processing.row_table import AskedPositions
+from specdist.sampling.processing.row_table import QueryPositions
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class RowRule:
 
     @property
     def text(self) -> str:
-        """For :attr:`specdist.engine.request.Request.constraint`; empty where all is allowed."""
+        """The rule as :attr:`specdist.engine.request.Request.constraint`; empty where all is allowed."""
         if not self.grammar and self.max_thinking_tokens is None:
             return ""
         return json.dumps([self.grammar, self.max_thinking_tokens])
@@ -46,7 +46,7 @@ class RowRule:
 
 
 class RowMasker:
-    """Of one side; the two sides share nothing.
+    """The masks of one side; the two sides share nothing.
 
     ``markers``: of a run whose model thinks; its grammars are of what follows the end of thinking.
     """
@@ -64,9 +64,9 @@ class RowMasker:
         self._stop_token_ids = [token_id for token_id in stop_token_ids if token_id < vocab_size]
         self._markers = markers
         self._rules: dict[int, RowRule] = {}
-        # By slot: whether the prompt has closed the thinking.
+        # Whether the prompt has closed the thinking, by slot.
         self._is_closed: dict[int, bool] = {}
-        # By line: its matcher, and the rule of the row that it is for.
+        # Each line's matcher, and the rule of the row that it is for.
         self._matchers: dict[int, tuple[RowRule, Matcher]] = {}
 
     def open(self, slots: list[int], constraints: list[str]) -> None:
@@ -77,7 +77,7 @@ class RowMasker:
             if text:
                 self._rules[slot] = RowRule(*json.loads(text))
 
-    def masks(self, asked: AskedPositions) -> np.ndarray | None:
+    def masks(self, asked: QueryPositions) -> np.ndarray | None:
         """int32 [N, words]; None if no position has a rule."""
         lines, slots = asked.lines_N.tolist(), asked.slots_N.tolist()
         places: list[tuple[Matcher, int, list[int], int]] = []
@@ -108,7 +108,7 @@ class RowMasker:
             self._grammars.fill(masks, places)
         return masks
 
-    def forced(self, asked: AskedPositions, most_N: list[int]) -> list[list[int]]:
+    def forced(self, asked: QueryPositions, most_N: list[int]) -> list[list[int]]:
         """See :class:`specdist.sampling.processing.processors.TokenMasker`."""
         found: list[list[int]] = []
         for index, (line, slot) in enumerate(
@@ -134,7 +134,7 @@ class RowMasker:
         return known[1].failure if is_own and known is not None else None
 
     def _forced_next(
-        self, asked: AskedPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
+        self, asked: QueryPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
     ) -> list[int]:
         """Tokens that follow these of the completion for certain; none where that is not known."""
         answer = self._answer_begin(asked, index, token_ids)
@@ -143,7 +143,7 @@ class RowMasker:
             return [self._markers.next_of_end(token_ids)] if rule.ends_thinking(len(token_ids)) else []
         return self._matcher(line, rule).forced_after(token_ids[answer:]) if rule.grammar else []
 
-    def _answer_begin(self, asked: AskedPositions, index: int, token_ids: list[int]) -> int:
+    def _answer_begin(self, asked: QueryPositions, index: int, token_ids: list[int]) -> int:
         """How many tokens of the completion are before its answer; one more than there are if it is still
         thinking."""
         if self._markers is None:
@@ -158,7 +158,7 @@ class RowMasker:
         return len(token_ids) + 1 if found is None else found
 
     def _limit_thinking(self, masks: np.ndarray, row: int, rule: RowRule, token_ids: list[int]) -> None:
-        """Of a position in the thinking, after these tokens."""
+        """Mask what may not follow these tokens at a position in the thinking."""
         assert self._markers is not None
         if rule.ends_thinking(len(token_ids)):
             set_only(masks[row], self._markers.next_of_end(token_ids))

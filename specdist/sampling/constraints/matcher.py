@@ -27,8 +27,8 @@ MAX_GRAMMARS = 1024
 MAX_MASKS = 128
 # Sequences that a matcher follows one after another: what it has learned needs memory.
 MAX_SEQUENCES = 64
-# From so many sequences on their masks are made by several threads, which take longer to wake than a few
-# masks to make.
+# The number of sequences from which on masks are made by several threads, which take longer to wake than a
+# few masks to make.
 MIN_PARALLEL = 16
 
 
@@ -80,7 +80,7 @@ class Matcher:
         self.library_matcher = self._unused.deep_copy()
         self._num_sequences = 1
         self._followed: list[int] = []
-        # By number of tokens before them: masks, or the only token that there is.
+        # Masks, or the only token that there is, by the number of tokens before them.
         self._known: dict[int, np.ndarray | int] = {}
 
     def begin(self) -> None:
@@ -208,7 +208,7 @@ class Grammars:
         self._library = llguidance
         self._executor = llguidance.LLExecutor()
         self._tokenizer = tokenizer
-        # Of each grammar a matcher that has followed nothing.
+        # A matcher of each grammar that has followed nothing.
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> Matcher:
@@ -270,7 +270,7 @@ class Grammars:
 
 
 def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collection[int]) -> Grammars:
-    """Over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
+    """Grammars over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
 
     Args:
         vocab_size: ids that can be drawn; ids without a token are never allowed.

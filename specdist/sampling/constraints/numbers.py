@@ -16,7 +16,7 @@ from typing import Any
 from specdist.sampling.constraints.places import fault, values_in
 
 MAX_DIGITS, MAX_EXPONENT = 15, 22
-# Its integers: int64, but for the least ones, which are no float64 or overflow.
+# The integers of float64: int64, but for the least ones, which are no float64 or overflow.
 SMALLEST, LARGEST = 1024 - 2**63, 2**63 - 1
 MULTIPLE = re.compile(r'"multipleOf": ([-+.\w]+)')
 

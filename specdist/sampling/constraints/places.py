@@ -19,7 +19,7 @@ class ConstraintError(ValueError):
 
 
 def fault(place: str, reason: str) -> ConstraintError:
-    """Of the part of a schema at this JSON pointer."""
+    """The error of the part of a schema at this JSON pointer."""
     return ConstraintError(f"at {place or '/'}: {reason}")
 
 

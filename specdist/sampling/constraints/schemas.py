@@ -23,7 +23,7 @@ PATTERNS = {
     "date-time": f"^({YEAR}-{DAY}|{LEAP_YEAR}-02-29)[Tt].{{6}}[0-5]",
     "time": "^.{6}[0-5]",
 }
-# As in a class of a regular expression: all that no short escape writes.
+# The characters that no short escape writes, as in a class of a regular expression.
 CONTROLS = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 IS_CONTROL = re.compile(f"[{CONTROLS}]")
 NEGATED = re.compile(r"(?<!\\)((?:\\\\)*)\[\^((?:\\.|[^]\\])*)", re.DOTALL)

@@ -28,7 +28,7 @@ class TokenOptions:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """In the order of ``TOKEN_OPTIONS``."""
+        """The values in the order of ``TOKEN_OPTIONS``."""
         return dataclasses.astuple(self)
 
 

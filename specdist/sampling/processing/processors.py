@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.processing.options import Processing
-from specdist.sampling.processing.row_table import AskedPositions, RowTable
+from specdist.sampling.processing.row_table import QueryPositions, RowTable
 from specdist.sampling.uploads import upload
 
 MASK_BITS = 32
@@ -45,13 +45,13 @@ class TokenMasker(Protocol):
         """New rows are in these slots, each with its constraint; the empty string: none."""
         ...
 
-    def masks(self, asked: AskedPositions) -> np.ndarray | None:
+    def masks(self, asked: QueryPositions) -> np.ndarray | None:
         """int32 [N, ceil(V / 32)]: bit i of word w allows token 32 w + i (as llguidance's and xgrammar's
         masks); all bits of a position without a constraint are set. None: no position has one. At least one
         token that can be drawn must be allowed at each."""
         ...
 
-    def forced(self, asked: AskedPositions, most_N: list[int]) -> list[list[int]]:
+    def forced(self, asked: QueryPositions, most_N: list[int]) -> list[list[int]]:
         """Of positions each on a line of its own: the tokens from there on that are the only ones allowed,
         as far as they are known without masks, and at most so many. After a stop token there are none."""
         ...
@@ -85,7 +85,7 @@ class LogitsProcessors:
         self._suppressed_v = self._vector(dict.fromkeys(processing.suppressed_ids, -np.inf))
         self._end_v = self._vector(dict.fromkeys(processing.end_ids, -np.inf))
 
-    def process(self, logits_Nv: Tensor, asked: AskedPositions, masks_NW: np.ndarray | None = None) -> Tensor:
+    def process(self, logits_Nv: Tensor, asked: QueryPositions, masks_NW: np.ndarray | None = None) -> Tensor:
         """float32 or wider [N, v]: before temperature and filters. The given logits are left as they are."""
         scores_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
         if self._bias_v is not None:
@@ -115,7 +115,7 @@ class LogitsProcessors:
                 vector_v[token_id - self._ids.start] = value
         return vector_v.to(self._device)
 
-    def _with_penalties(self, scores_Nv: Tensor, asked: AskedPositions) -> Tensor:
+    def _with_penalties(self, scores_Nv: Tensor, asked: QueryPositions) -> Tensor:
         options = asked.table.options_of(asked.slots_N)
         repetition_N, presence_N, frequency_N = (
             options[f"{name}_penalty"] for name in ("repetition", "presence", "frequency")
@@ -133,11 +133,12 @@ class LogitsProcessors:
             scores_Nv = scores_Nv - frequency_N1 * counts_Nv - presence_N1 * (counts_Nv > 0)
         return scores_Nv
 
-    def _counts(self, asked: AskedPositions, begins_N: np.ndarray) -> Tensor:
+    def _counts(self, asked: QueryPositions, begins_N: np.ndarray) -> Tensor:
         """int32 [N, v]: how often each token stands between its begin and the position."""
         is_first_N = np.r_[True, asked.lines_N[1:] != asked.lines_N[:-1]]
         firsts = np.flatnonzero(is_first_N)
-        # Of each line once: the tokens before its first position; then those between it and the others.
+        # Each line's tokens are counted once: those before its first position; then those between it and the
+        # others.
         counts_Rv = self._histogram(
             asked.table, asked.lines_N[firsts], begins_N[firsts], asked.positions_N[firsts]
         )
@@ -163,7 +164,7 @@ class LogitsProcessors:
         counts.scatter_add_(1, index, torch.ones_like(index, dtype=torch.int32))
         return counts[:, :-1]
 
-    def _without_bad_words(self, scores_Nv: Tensor, asked: AskedPositions) -> Tensor:
+    def _without_bad_words(self, scores_Nv: Tensor, asked: QueryPositions) -> Tensor:
         banned: list[tuple[int, int]] = []
         for *prefix, last in self.processing.bad_words:
             if last not in self._ids:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.sampling.processing.row_table import AskedPositions
+from specdist.sampling.processing.row_table import QueryPositions
 from specdist.sampling.uploads import upload
 
 
@@ -34,10 +34,10 @@ class RowFilters:
     has_greedy: bool
 
     @staticmethod
-    def of(asked: AskedPositions, vocab_size: int, device: torch.device) -> RowFilters:
+    def of(asked: QueryPositions, vocab_size: int, device: torch.device) -> RowFilters:
         options = asked.table.options_of(asked.slots_N)
         is_greedy_N = options["temperature"] == 0
-        # Of a greedy position no filter is needed.
+        # A greedy position needs no filter.
         top_k_N = np.where(is_greedy_N | (options["top_k"] >= vocab_size), 0, options["top_k"])
         top_p_N = np.where(is_greedy_N, 1.0, options["top_p"])
         min_p_N = np.where(is_greedy_N, 0.0, options["min_p"])
@@ -62,7 +62,7 @@ class RowFilters:
         )
 
     def select(self, index_M: Tensor) -> RowFilters:
-        """Of some of the positions."""
+        """The filters of some of the positions."""
         return dataclasses.replace(
             self,
             temperature_N1=self.temperature_N1[index_M],
@@ -77,7 +77,7 @@ class RowFilters:
         return scores_NV / self.temperature_N1.to(scores_NV.dtype)
 
     def within_top_k(self, scores_NV: Tensor, largest_NK: Tensor) -> Tensor:
-        """After top-k; ``largest``: the largest scores of all ids in descending order, at least
+        """Scores after top-k; ``largest``: the largest scores of all ids in descending order, at least
         ``most_top_k`` of them. All ids that tie with the k-th are kept."""
         if not self.most_top_k:
             return scores_NV
@@ -85,8 +85,8 @@ class RowFilters:
         return scores_NV.masked_fill((scores_NV < kth_N1) & (self.top_k_N1 > 0), -torch.inf)
 
     def within_min_p(self, scores_NV: Tensor, largest_N1: Tensor) -> Tensor:
-        """After min-p: as ``top_p`` before it changes the likeliest token's share of no other one, only the
-        largest score counts."""
+        """Scores after min-p: as ``top_p`` before it changes the likeliest token's share of no other one,
+        only the largest score counts."""
         if not self.has_min_p:
             return scores_NV
         parts_NV = (scores_NV - largest_N1).exp()

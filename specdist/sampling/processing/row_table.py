@@ -17,7 +17,7 @@ from specdist.sampling.processing.options import TOKEN_OPTIONS, TokenOptions
 
 
 class RowTable:
-    """By slot, each row's options and the length of its prompt; by line and position, its tokens.
+    """Each row's options and prompt length, by slot; its tokens, by line and position.
 
     Attributes:
         token_ids: [L, most tokens]: a rejected candidate stays until another token takes its place, as in the
@@ -49,8 +49,8 @@ class RowTable:
 
 
 @dataclass(frozen=True)
-class AskedPositions:
-    """Positions of which the distribution is asked for, on the host.
+class QueryPositions:
+    """Query positions: those whose next-token distribution is needed, on the host.
 
     All tokens before a position are in ``table.token_ids`` on its line: prompt, committed tokens, and the
     candidates of the block, or tokens drafted ahead, before it. Positions of one line that are asked together
@@ -60,7 +60,7 @@ class AskedPositions:
     Attributes:
         slots_N: the slot of each one's sequence.
         lines_N: where its tokens are; of a branch another line than the sequence's own.
-        positions_N: where the token would stand that is drawn: so many tokens are before it.
+        positions_N: index of the token to sample, which is the number of tokens before it.
     """
 
     table: RowTable
@@ -78,5 +78,5 @@ class AskedPositions:
         return np.asarray(self.table.token_ids[self.lines_N[index], : self.positions_N[index]])
 
     def new_tokens_before(self, index: int) -> np.ndarray:
-        """Those of the completion."""
+        """The tokens of the completion before this index."""
         return self.tokens_before(index)[self.table.num_prompt_tokens[self.slots_N[index]] :]

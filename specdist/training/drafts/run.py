@@ -33,7 +33,7 @@ from specdist.utils.errors import UserError
 RECORD_NAME, CHECKPOINTS, KEY_NAME = "distillation.json", "checkpoints", "training.json"
 # Options that say where things are.
 PLACES = ("run", "new_draft", "target", "prompts", "draft", "device")
-# Those of a tokenizer are copied; others are the model's, and are written with it.
+# A tokenizer's files are copied; others are the model's, and are written with it.
 TOKENIZER_FILES = re.compile(r"(token|vocab|merges|special|added|chat_template|spiece).*")
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def run_distillation(config: DistillConfig) -> int | tuple[str, dict[str, Any]]:
 
 
 def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints: Path) -> None:
-    """From the last checkpoint, if there is one, until the record is written."""
+    """Train from the last checkpoint, if there is one, until the record is written."""
     if folder.exists() and not checkpoints.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"--new_draft {folder} is not empty, and not of an earlier distillation: give a new folder"

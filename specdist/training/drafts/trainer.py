@@ -21,7 +21,7 @@ from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import IGNORED, Examples, collate
 from specdist.training.drafts.own_texts import with_own_texts
 
-# Between two evaluations, each with a checkpoint: a share of all steps.
+# The share of all steps between two evaluations, each with a checkpoint.
 INTERVAL = 0.05
 # The rate of fine-tuning a model of this width; one of another width gets a rate in inverse proportion.
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
@@ -103,7 +103,7 @@ class DraftTrainer(Trainer):
         )
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
-        """In nats per token."""
+        """The loss in nats per token."""
         inputs = with_own_texts(
             inputs,
             self.model,
@@ -141,8 +141,8 @@ class DraftTrainer(Trainer):
 
 
 def loss_of(config: DistillConfig, logits_MV: Tensor, target_MV: Tensor | None, known: Known) -> Tensor:
-    """Of draft logits against the target's; without these against the K recorded tokens, and all others as
-    one token more; or the cross entropy of the target's tokens."""
+    """The loss of draft logits against the target's; without these against the K recorded tokens, and all
+    others as one token more; or the cross entropy of the target's tokens."""
     logs_MV = logits_MV.log_softmax(-1)
     if target_MV is not None:
         return distance(config.loss, logs_MV, target_MV.log_softmax(-1))
@@ -153,7 +153,7 @@ def loss_of(config: DistillConfig, logits_MV: Tensor, target_MV: Tensor | None, 
 
 
 def _with_rest(logs_MK: Tensor) -> Tensor:
-    """With the logarithm of what is left of 1."""
+    """The log-probabilities and the logarithm of what is left of 1."""
     rest_M1 = (1 - logs_MK.exp().sum(1, keepdim=True)).clamp_min(LEAST_SHARE)
     return torch.cat([logs_MK, rest_M1.log()], 1)
 

@@ -98,14 +98,11 @@ def test_tokens_drafted_ahead_are_counted_by_their_outcome() -> None:
     assert stats.summary()["miss_catch_rate"] == 0.5
 
 
-def test_trusted_tokens_of_a_lossy_run_count_as_accepted_but_not_as_verified() -> None:
+def test_trusted_tokens_of_a_lossy_run_count_as_accepted() -> None:
     stats = Stats()
     stats.observe_block(num_drafted=4, num_accepted=4, num_trusted=3)
     stats.observe_block(num_drafted=3, num_accepted=2, num_trusted=2)
-    stats.observe_ahead(AheadOutcome(0, False, 0, 0, 0), is_reached=False, is_miss=True)
     assert (stats.num_accepted_tokens, stats.num_trusted_tokens) == (6, 5)
-    # One accepted and one rejected were verified.
-    assert stats.verified_acceptance_rate == 0.5
 
 
 def test_the_fit_recovers_the_costs_that_made_the_times() -> None:
@@ -145,25 +142,11 @@ def test_shards_are_observations_of_a_regression_of_their_own() -> None:
     assert total(shards[:2]).costs()["fitted_over_shards"] is None
 
 
-def test_a_fit_that_explains_nothing_is_none() -> None:
-    """Times that fall where passes grow, about a large constant that the model does not have."""
-    sums = CostSums()
-    for num_draft, num_target, time_ns in ((100, 50, 1000), (120, 40, 1001), (140, 60, 999)):
-        sums.observe(time_ns=time_ns, num_draft_passes=num_draft, num_target_passes=num_target)
-    assert sums.fit() is None
-
-
 def test_a_fixed_length_says_that_it_cannot_tell_the_costs_apart() -> None:
     sums = CostSums()
     for targets in range(50, 100):
         sums.observe(time_ns=10**9 * targets, num_draft_passes=5 * targets, num_target_passes=targets)
     assert sums.fit() is None
-
-
-def test_summary_of_nothing_has_no_ratios() -> None:
-    summary = Stats().summary()
-    assert summary["tokens_per_s"] is None and summary["draft_acceptance_rate"] is None
-    json.dumps(summary)
 
 
 def test_parts_add_up_to_the_whole() -> None:

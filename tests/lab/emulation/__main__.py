@@ -14,7 +14,7 @@ def emulate(config: EmulationConfig, command: str) -> tuple[str, dict[str, Any]]
     from tests.lab.emulation.run import run_emulation
 
     result = run_emulation(config, command)
-    return result.report(), result.summary()
+    return result.report(), result.to_json()
 
 
 main = Command(

@@ -1,19 +1,18 @@
-"""The options of ``python -m tests.lab.emulation --emulate``."""
+"""The options of ``python -m tests.lab.emulation``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from specdist.config.arguments import option
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import BRANCH_COUNTS
+from specdist.policies.registry import HEAD_POLICIES, OPTIONS
 from specdist.utils.errors import UserError
-from specdist.utils.rules import Refusals, Rule, check_options, within
-from tests.lab.emulation.choices import READERS, PolicyOptions, policy_choices
+from specdist.utils.rules import Rule, check_options, within
 
 TARGET_ONLY: Mode = "target only"
 # Every round is chosen, as by --overlap auto.
@@ -22,6 +21,7 @@ AUTO: Mode = "auto"
 MODE_OPTIONS: dict[str, Mode] = {mode.replace(" ", "_"): mode for mode in (*MODES, AUTO)}
 DEFAULT_BATCH_SIZES = (1, 8, 32, 64, 128)
 DEFAULT_POLICIES = ("fixed", "goodput")
+# Draft tokens per round of fixed, and of the first round of policies that learn their length.
 DEFAULT_LENGTH = 5
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 1024, 32768
 PAIR_SEED = Rule(lambda value: 0 <= value < 2**31, "must be in [0, 2**31)")
@@ -29,24 +29,25 @@ VOCABULARY = Rule(
     [2**power for power in range(10, 16)].__contains__,
     f"must be a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",
 )
-STRETCH = Rule(
-    [2**power for power in range(9)].__contains__,
-    f"must be a power of two of at most {SMALLEST_VOCABULARY // 4}",
-)
+# The emulated policies that need no trained head.
+POLICIES = tuple(name for name in OPTIONS if name not in HEAD_POLICIES)
 
 
 @dataclass(kw_only=True)
-class EmulationConfig(PolicyOptions):
-    """Every option of ``python -m tests.lab.emulation --emulate``. Raises :class:`UserError` for values that
-    do not go together."""
+class EmulationConfig:
+    """Every option. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Emulation"
 
     emulate: str = option(
-        help=f"emulate this GPU: {', '.join(GPUS)}. Scheduler, engine, draft, policies, messages between two "
-        "processes, statistics and files are real; the models are Markov tables whose passes take the time "
-        "that jobs/plan.py predicts. The defaults take about five minutes on two cores; fewer --rounds, "
-        "--modes or --batch_sizes take less"
+        help=f"emulate this GPU: {', '.join(GPUS)}. Scheduler, engine, draft, policies and messages are "
+        "real; the models are Markov tables whose passes take the time that jobs/plan.py predicts. The "
+        "defaults take about five minutes on two cores; fewer --rounds, --modes or --batch_sizes take less"
+    )
+    clock: Literal["real", "virtual"] = option(
+        "real",
+        help="real measures the host's time on this machine: nothing else should run; virtual gives hosts "
+        "and messages a fixed time, so that results are the same on every machine",
     )
     calibration: str | None = option(
         None,
@@ -54,16 +55,10 @@ class EmulationConfig(PolicyOptions):
         "measured there, instead of published and assumed figures",
     )
     output: str | None = option(None, help="JSON file for the result")
-    picture: str | None = option(
-        None, help="PNG file for a picture of two rounds of every mode, at the first batch size and policy"
-    )
 
     # Models: their sizes are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
     draft: str = option(help="the same of the small model")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option(
-        "auto", help="auto = the configuration's; bfloat16 for a shape"
-    )
     tp_size: int = option(1, help="GPUs that share the target", at_least=1)
     target_quantization: Literal["float8", "int8", "int4"] | None = option(
         None, help="narrow weights of the target"
@@ -75,18 +70,12 @@ class EmulationConfig(PolicyOptions):
         help="mean probability that a drafted token is accepted, 0 to 1",
         rule=within(at_least=0, at_most=1),
     )
-    acceptance_then: float | None = option(
-        None,
-        help="the same in the second half of the measured rounds, all at once (default: no change)",
-        rule=within(at_least=0, at_most=1),
-    )
     variation: float = option(
         0.0,
         help="difference between easy and hard stretches of a text, from 0 = none to 1 = the largest that "
         "keeps the mean acceptance",
         rule=within(at_least=0, at_most=1),
     )
-    stretch_tokens: int = option(32, help="length of a stretch; a power of two, at most 256", rule=STRETCH)
     vocab_size: int = option(
         SMALLEST_VOCABULARY,
         help=f"tokens of the pair, a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}; many "
@@ -101,7 +90,6 @@ class EmulationConfig(PolicyOptions):
     # Work
     prompt_tokens: int = option(1000, help="tokens of every prompt", at_least=1)
     output_tokens: int = option(500, help="tokens of every completion", at_least=1)
-    rows_per_shard: int = option(64, help="rows per output file", at_least=1)
     rounds: int = option(
         150, help="rounds that are measured for each batch size, mode and policy", at_least=1
     )
@@ -109,12 +97,6 @@ class EmulationConfig(PolicyOptions):
         1,
         help="measurements of every case, taking turns; the one with the median share of exposed host time "
         "counts",
-        at_least=1,
-    )
-    slowdown: int = option(
-        1,
-        help="passes take so many times as long, and rates are given as if they did not: for a machine whose "
-        "cores do not carry all processes at full pace; the host's share is then as many times too small",
         at_least=1,
     )
 
@@ -130,17 +112,12 @@ class EmulationConfig(PolicyOptions):
         action="extend",
         choices=tuple(MODE_OPTIONS),
     )
-    num_branches: int | None = option(
+    policies: list[str] | None = option(
         None,
-        help="branches per sequence in the mode branches (default: from the passes' times, at least 1)",
-        at_least=1,
-        at_most=BRANCH_COUNTS[-1],
+        help="length policies, optionally with options: svip:stop_root_entropy=0.5 (default: fixed and "
+        "goodput)",
+        action="extend",
     )
-
-    _refusals: ClassVar[Refusals] = (
-        ("num_branches", lambda o: "branches" not in o.modes,
-         "has no effect without --modes branches: add it, or leave it out"),
-    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
@@ -148,19 +125,35 @@ class EmulationConfig(PolicyOptions):
         self.modes = [name for name in MODE_OPTIONS if name in chosen]
         self.policies = self.policies or list(DEFAULT_POLICIES)
         check_options(self)
-        readers = [name for name in self.policies if name.partition(":")[0] in READERS]
-        if readers:
-            raise UserError(
-                f"--policies {readers[0]} needs a trained head, and an emulated draft has none: leave it out"
-            )
         assert self.choices  # also refuses what the main job would refuse
 
     @property
     def choices(self) -> list[PolicyChoice]:
         """The settings of ``--policies``, each once. Raises :class:`UserError` as the main job does."""
-        lengths = self.initial_lengths
-        if lengths is None:
-            without = ("goodput", "num_draft_tokens=")
-            has_lengths = any(not any(part in name for part in without) for name in self.policies or [])
-            lengths = [DEFAULT_LENGTH] if has_lengths else None
-        return policy_choices(self.policies or [], lengths, self.max_draft_tokens)
+        choices = [policy_choice(entry) for entry in self.policies or []]
+        return list({choice.label: choice for choice in choices}.values())
+
+
+def policy_choice(entry: str) -> PolicyChoice:
+    """A policy as ``--policies`` names it: ``svip`` or ``fixed:num_draft_tokens=3``. Raises
+    :class:`UserError`."""
+    policy, _, settings = entry.partition(":")
+    if policy not in POLICIES:
+        raise UserError(
+            f"--policies {entry} is not a policy without a head: choose from {', '.join(POLICIES)}"
+        )
+    given = dict(_option(policy, item) for item in settings.split(",") if item)
+    if "num_draft_tokens" in OPTIONS[policy]:
+        given.setdefault("num_draft_tokens", DEFAULT_LENGTH)
+    return PolicyChoice.of(policy, **given)
+
+
+def _option(policy: str, item: str) -> tuple[str, float]:
+    name, _, value = item.partition("=")
+    options = OPTIONS[policy]
+    try:
+        return name, type(options[name].default)(value)
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"--policies {policy}:{item} is not an option of {policy}, which takes {', '.join(options)}"
+        ) from error

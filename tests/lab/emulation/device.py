@@ -33,16 +33,12 @@ class EmulatedDevice:
     Attributes:
         free_at_ns: when all that was queued is done.
         passes: begin and end of each, in order, without those that took no time.
-        waits: begin and end of every wait of the host for the device.
-        spun_ns: the host's waits for the device and for messages, all of which it spends spinning.
         stand_in_ns: the CPU's work in the device's place so far.
         num_slow: passes for which that work took longer than the pass itself.
     """
 
     free_at_ns: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)
-    waits: list[tuple[int, int]] = field(default_factory=list)
-    spun_ns: int = 0
     stand_in_ns: int = 0
     num_slow: int = 0
     # Of the last pass: its duration, and the stand-in's work before it.
@@ -84,19 +80,13 @@ class EmulatedDevice:
         A host that sleeps for a pass's time begins late, and with cold caches: on a virtual machine what it
         does next took 4 to 13 times as long.
         """
-        begin = now = time.monotonic_ns()
-        if now >= moment_ns:
-            return
-        while now < moment_ns:
+        while time.monotonic_ns() < moment_ns:
             select.select((), (), (), 0)
-            now = time.monotonic_ns()
-        self.spun_ns += now - begin
-        self.waits.append((begin, now))
 
     def forget(self) -> None:
         """Begin anew: nothing is queued, and nothing has been counted."""
-        self.free_at_ns = self.spun_ns = self.stand_in_ns = self.num_slow = 0
-        self.passes, self.waits, self._last = [], [], (0, 0)
+        self.free_at_ns = self.stand_in_ns = self.num_slow = 0
+        self.passes, self._last = [], (0, 0)
 
     def _close_last(self) -> None:
         duration_ns, before_ns = self._last

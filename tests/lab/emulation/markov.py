@@ -21,6 +21,8 @@ from torch import Tensor
 
 # The target's probabilities of the next few tokens on the circle.
 TARGET_WEIGHTS = np.array([0.7, *(0.3 * 0.5 ** np.arange(1, 7)), 0.3 * 0.5**6])
+# Length of an easy or hard stretch; twice this divides the vocabulary.
+STRETCH_TOKENS = 32
 # Tokens that only the draft believes in, and where they stand from the last token.
 NUM_WRONG = 16
 # The logarithm of the probability of all other tokens, at temperature 1.
@@ -73,14 +75,12 @@ class PairSettings:
     Attributes:
         acceptance: of drafted tokens, in [0, 1].
         variation: in [0, 1]: of the largest difference between easy and hard stretches that keeps the mean.
-        stretch_tokens: length of each; twice this must divide ``vocab_size``.
         temperature: at which the acceptance holds; 0 is greedy.
     """
 
     vocab_size: int
     acceptance: float
     variation: float = 0.0
-    stretch_tokens: int = 32
     temperature: float = 0.0
     seed: int = 0
 
@@ -128,7 +128,7 @@ def _stretches(settings: PairSettings) -> np.ndarray:
     """[V]: mean acceptance of the stretch that each place is in."""
     mean = settings.acceptance
     deviation = settings.variation * min(mean, 1 - mean)
-    is_hard_V = np.arange(settings.vocab_size) // settings.stretch_tokens % 2
+    is_hard_V = np.arange(settings.vocab_size) // STRETCH_TOKENS % 2
     return np.asarray(mean + deviation * (1 - 2 * is_hard_V))
 
 
@@ -142,10 +142,10 @@ def _agreements(means_V: np.ndarray, settings: PairSettings, generator: np.rando
     """0 or 1 at each place, at random inside a stretch, whose number of ones is its mean, rounded so that the
     numbers add up."""
     agreements_V = np.zeros(settings.vocab_size)
-    ends = np.cumsum(means_V)[settings.stretch_tokens - 1 :: settings.stretch_tokens].round().astype(int)
+    ends = np.cumsum(means_V)[STRETCH_TOKENS - 1 :: STRETCH_TOKENS].round().astype(int)
     for index, count in enumerate(np.diff(ends, prepend=0)):
-        chosen = generator.choice(settings.stretch_tokens, min(count, settings.stretch_tokens), replace=False)
-        agreements_V[index * settings.stretch_tokens + chosen] = 1
+        chosen = generator.choice(STRETCH_TOKENS, min(count, STRETCH_TOKENS), replace=False)
+        agreements_V[index * STRETCH_TOKENS + chosen] = 1
     return agreements_V
 
 

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from specdist.config.groups import MTP
 from specdist.data.leases.heartbeat import now_utc
-from specdist.data.store.files import write_atomically, write_json
+from specdist.data.store.files import write_json
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
@@ -37,17 +34,18 @@ from specdist.policies.formulas import caught_share
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_asynchronous
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
-from tests.lab.draft_rank import DraftRank, torch_threads
+from tests.lab.emulation import virtual
 from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from tests.lab.emulation.draft_rank import DraftRank, torch_threads
 from tests.lab.emulation.markov import PairSettings, markov_pair
-from tests.lab.emulation.picture import picture
-from tests.lab.emulation.results import EmulationResult, Outcome
+from tests.lab.emulation.results import EmulationResult, Measured, Outcome
 from tests.lab.emulation.rows import RowSettings, open_rows
-from tests.lab.emulation.session import NUM_WARMUPS, Replica, Run
-from tests.lab.emulation.sides import DraftSide, EmulatedOrder
+from tests.lab.emulation.session import Replica, Run
+from tests.lab.emulation.sides import DraftServer, EmulatedOrder
 
 # Before the batch is full, sequences that are in it generate; then come warm-ups.
 NUM_MORE_ROUNDS = 100
+ROWS_PER_SHARD = 64
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +74,12 @@ class Emulation:
 
     def __init__(self, config: EmulationConfig) -> None:
         """Raises :class:`UserError` for models or a GPU that cannot be used."""
-        self._config = config
-        quantization = config.target_quantization
-        target, dtype = open_model("--target", config.target, config.dtype, quantization=quantization)
-        is_head = config.draft == MTP
-        name = config.target if is_head else config.draft
-        draft, _ = open_model("--draft", name, config.dtype, is_head=is_head)
-        gpu = find_gpu(config.emulate, dtype, config.calibration)
-        context_tokens = config.prompt_tokens + config.output_tokens / 2
+        self.config = config
+        target, dtype = open_model("--target", config.target, "auto", quantization=config.target_quantization)
+        draft, _ = open_model("--draft", config.draft, "auto")
         shared: dict[str, Any] = {
-            "gpu": gpu,
-            "context_tokens": context_tokens,
+            "gpu": find_gpu(config.emulate, dtype, config.calibration),
+            "context_tokens": config.prompt_tokens + config.output_tokens / 2,
             "sampling": SamplingSettings(temperature=config.temperature),
         }
         self.target = Placement(model=target, tp_size=config.tp_size, counts=TARGET_PASS, **shared)
@@ -95,25 +88,20 @@ class Emulation:
             vocab_size=config.vocab_size,
             acceptance=config.acceptance,
             variation=config.variation,
-            stretch_tokens=config.stretch_tokens,
             temperature=config.temperature,
             seed=config.seed,
         )
 
-        then = config.acceptance if config.acceptance_then is None else config.acceptance_then
-        self.then = dataclasses.replace(self.pair, acceptance=then)
-
-    def side(self) -> DraftSide:
-        """For a process of the draft's own."""
-        return DraftSide(pair=self.pair, then=self.then, placement=self.draft, slowdown=self._config.slowdown)
+    def draft_server(self) -> DraftServer:
+        """Of a draft with a GPU of its own, here or in a process of its own."""
+        return DraftServer(self.pair, self.draft)
 
     def replica(self, rank: DraftRank | None) -> Replica:
         """With a draft of its own on ``rank``."""
-        pairs = markov_pair(self.pair), markov_pair(self.then)
-        return Replica(*pairs, self.target, self.draft, rank, self._config.slowdown)
+        return Replica(markov_pair(self.pair), self.target, self.draft, rank)
 
     def cases(self) -> Iterator[Case]:
-        config = self._config
+        config = self.config
         modes = [MODE_OPTIONS[name] for name in config.modes or []]
         for batch_size in config.batch_sizes or []:
             yield Case(batch_size=batch_size, mode=TARGET_ONLY, choice=PolicyChoice())
@@ -135,7 +123,7 @@ class Emulation:
 
     def order(self, case: Case, costs: CostModel | None = None) -> EmulatedOrder:
         """The assembly as the main job would make it from these costs, by default those of the passes."""
-        config, choice, num_slots = self._config, case.choice, case.batch_size
+        config, choice, num_slots = self.config, case.choice, case.batch_size
         costs = costs or self.costs(case).passes
         ahead = ALONE
         if case.mode in ("asynchronous", "branches"):
@@ -144,8 +132,7 @@ class Emulation:
                 "max_draft_tokens": choice.max_draft_tokens,
                 "acceptance": config.acceptance,
             }
-            count = config.num_branches if case.mode == "branches" else 0
-            ahead = plan_asynchronous(costs, **sizes, num_branches=count)
+            ahead = plan_asynchronous(costs, **sizes, num_branches=None if case.mode == "branches" else 0)
             if case.mode == "branches" and not ahead.num_branches:
                 ahead = plan_asynchronous(costs, **sizes, num_branches=1)
         block, chooser = choice.max_draft_tokens + 1, None
@@ -179,7 +166,6 @@ class Emulation:
             costs=costs if needs_costs(choice.policy) else None,
             num_full=num_slots,
             prompt_tokens=config.prompt_tokens,
-            num_rounds=NUM_WARMUPS + config.rounds // 2,
             num_branch_slots=num_slots * max(1, ahead.num_branches),
             max_branch_tokens=block,
         )
@@ -190,20 +176,18 @@ class Emulation:
         case: Case,
         on_completion: Callable[[Completion], None] | None = None,
     ) -> tuple[Outcome, Run]:
-        config, order = self._config, self.order(case)
+        """One case by this machine's clock."""
+        config, order = self.config, self.order(case)
         if case.needs_host_times:
             # The main job measures them at its start, too.
             order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
-        # More cannot end in these rounds.
-        num_rounds = config.rounds + NUM_MORE_ROUNDS
-        num_ended = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2) // config.output_tokens
         rows = RowSettings(
-            num_rows=2 * case.batch_size + num_ended,
+            num_rows=self.num_rows(case),
             num_slots=case.batch_size,
             prompt_tokens=config.prompt_tokens,
             output_tokens=config.output_tokens,
             vocab_size=config.vocab_size,
-            rows_per_shard=config.rows_per_shard,
+            rows_per_shard=ROWS_PER_SHARD,
             seed=config.seed,
         )
         with open_rows(rows) as opened:
@@ -214,24 +198,45 @@ class Emulation:
                 on_own_rank=case.has_own_gpu,
                 on_completion=on_completion,
             )
-        ahead = order.assembly.ahead
-        outcome = Outcome.of(
-            run,
+        outcome = self._outcome(case, order, self.costs(case), run.num_tokens, run.times.seconds)
+        return dataclasses.replace(outcome, measured=Measured.of(run)), run
+
+    def simulate(self, case: Case) -> Outcome:
+        """One case in virtual time."""
+        costs = self.costs(case)
+        order = self.order(case, virtual.with_host_times(costs.passes))
+        pair = markov_pair(self.pair)
+        run = virtual.VirtualRun(order, pair, self.target, self.draft, has_own_gpu=case.has_own_gpu)
+        num_tokens, seconds = run.steady_rounds(self.config.rounds, self.num_rows(case))
+        hosts = virtual.planned_host_times(costs, case.mode)
+        return self._outcome(case, order, hosts, num_tokens, seconds)
+
+    def num_rows(self, case: Case) -> int:
+        """Requests of which enough are left at the end: more cannot end in these rounds."""
+        num_rounds = self.config.rounds + NUM_MORE_ROUNDS
+        most_new = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2)
+        return 2 * case.batch_size + most_new // self.config.output_tokens
+
+    def _outcome(
+        self, case: Case, order: EmulatedOrder, costs: ReplicaCosts, num_tokens: int, seconds: float
+    ) -> Outcome:
+        """``costs``: by which the planner predicts."""
+        config, ahead = self.config, order.assembly.ahead
+        return Outcome(
             batch_size=case.batch_size,
             mode=case.mode,
             policy=case.choice.label,
             num_gpus=config.tp_size + case.has_own_gpu,
-            num_ahead_tokens=ahead.num_ahead,
             num_branches=ahead.num_branches,
-            planned_tokens_per_s=self._planned(case, ahead),
+            tokens_per_s=num_tokens / seconds,
+            planned_tokens_per_s=self._planned(case, ahead, costs),
+            tokens_per_round=num_tokens / config.rounds / case.batch_size,
         )
-        return outcome, run
 
-    def _planned(self, case: Case, ahead: RoundShape) -> float | None:
-        """The planner's tokens per second without any host; None for lengths that are not fixed."""
-        config, choice = self._config, case.choice
-        is_fixed = choice.policy in ("fixed", "none") and case.mode != AUTO
-        if not is_fixed or self.then != self.pair:
+    def _planned(self, case: Case, ahead: RoundShape, costs: ReplicaCosts) -> float | None:
+        """The planner's tokens per second; None for lengths that are not fixed."""
+        config, choice = self.config, case.choice
+        if choice.policy not in ("fixed", "none") or case.mode == AUTO:
             return None
         settings = Settings(
             mode=case.mode,
@@ -241,47 +246,40 @@ class Emulation:
             caught=caught_share(ahead.num_branches),
         )
         lengths = {"prompt_tokens": config.prompt_tokens, "output_tokens": config.output_tokens}
-        return predict(self.costs(case), settings, **lengths).tokens_per_s
+        return predict(costs, settings, **lengths).tokens_per_s
 
 
 def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
-    """Measure every case, and write ``--output`` and ``--picture`` at the end.
+    """Measure every case, and write ``--output`` at the end.
 
     Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
     """
     emulation = Emulation(config)
-    cases = list(emulation.cases())
-    measured: list[list[Outcome]] = [[] for _ in cases]
-    drawn: dict[str, tuple[str, Run]] = {}
+    cases, is_real = list(emulation.cases()), config.clock == "real"
+    num_repeats = config.repeats if is_real else 1
+    found: list[list[Outcome]] = [[] for _ in cases]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
         rank = None
-        if any(case.has_own_gpu for case in cases):
-            rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
+        if is_real and any(case.has_own_gpu for case in cases):
+            rank = stack.enter_context(DraftRank(emulation.draft_server))
         replica = emulation.replica(rank)
-        for number, case in enumerate(cases * config.repeats):
-            outcome, run = emulation.measure(replica, case)
-            # Of the modes at the first batch size and with the first policy.
-            if case.mode not in drawn:
-                drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
-            outcome = outcome.at_full_pace(config.slowdown)
-            measured[number % len(cases)].append(outcome)
+        for number, case in enumerate(cases * num_repeats):
+            outcome = emulation.measure(replica, case)[0] if is_real else emulation.simulate(case)
+            found[number % len(cases)].append(outcome)
             logger.info(
-                "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
-                *(number + 1, len(cases) * config.repeats, case.batch_size, case.mode, case.choice.label),
-                *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
+                "%d of %d: batch %d, %s, %s: %.1f tokens/s",
+                *(number + 1, len(cases) * num_repeats, case.batch_size, case.mode, case.choice.label),
+                outcome.tokens_per_s,
             )
     result = EmulationResult(
         command=command,
         date=now_utc(),
         settings=dataclasses.asdict(config),
         figures=emulation.target.gpu.figures,
-        outcomes=[Outcome.median(repeats) for repeats in measured],
+        outcomes=[Outcome.median(repeats) for repeats in found],
     )
     if config.output is not None:
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         write_json(Path(config.output), result.to_json())
-    if config.picture is not None:
-        Path(config.picture).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(config.picture), lambda file: file.write(picture(list(drawn.values()))))
     return result

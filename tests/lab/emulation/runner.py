@@ -37,10 +37,8 @@ CONTEXT_STEP = 16
 class Pace:
     """The planner's time for a pass, at the mean context length of its sequences."""
 
-    def __init__(self, placement: Placement, slowdown: int = 1) -> None:
-        """``slowdown``: passes take so many times as long."""
+    def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._slowdown = slowdown
         self._known_ns = functools.cache(self._pass_ns)
 
     def pass_ns(
@@ -51,17 +49,9 @@ class Pace:
         context_tokens = round(context_tokens / CONTEXT_STEP) * CONTEXT_STEP
         return self._known_ns(num_tokens, num_rows, context_tokens, num_logits)
 
-    def drawing_ns(self, num_rows: int) -> int:
-        """Nanoseconds from as many distributions that are there to what is drawn from them."""
-        return round(self._slowdown * self._placement.sampling_s(num_rows, num_rows) * NS_PER_S)
-
-    def contexts_ns(self, num_tokens: int) -> int:
-        """Nanoseconds in which a drafter of blocks reads so many tokens' states."""
-        return round(self._slowdown * self._placement.contexts_s(num_tokens) * NS_PER_S)
-
     def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int, num_logits: int | None) -> int:
         placement = dataclasses.replace(self._placement, context_tokens=context_tokens)
-        return round(self._slowdown * placement.pass_s(num_tokens, num_rows, num_logits) * NS_PER_S)
+        return round(placement.pass_s(num_tokens, num_rows, num_logits) * NS_PER_S)
 
 
 class EmulatedRunner:
@@ -76,12 +66,8 @@ class EmulatedRunner:
     has_head = head_uses_features = head_reads_drawing_state = keeps_states = False
     reads_states = drafts_blocks = False
 
-    def __init__(
-        self, model: MarkovModel, pace: Pace, device: EmulatedDevice, then: MarkovModel | None = None
-    ) -> None:
-        """``then``: another model, in whose place it changes: see :meth:`fill`."""
-        self._models = model, then or model
-        self._num_left = 0
+    def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
+        self.model = model
         self.pace = pace
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
@@ -93,10 +79,9 @@ class EmulatedRunner:
         """Passes take their time."""
         return self._num_missing <= 0
 
-    def fill(self, num_full: int, prompt_tokens: int, num_rounds: int = 0) -> None:
-        """From now on passes take no time, until so many slots have run a prompt of this length. As many
-        rounds later the model changes."""
-        self._num_missing, self._prompt_tokens, self._num_left = num_full, prompt_tokens, num_rounds
+    def fill(self, num_full: int, prompt_tokens: int) -> None:
+        """From now on passes take no time, until so many slots have run a prompt of this length."""
+        self._num_missing, self._prompt_tokens = num_full, prompt_tokens
         self._is_full_R = np.zeros(len(self._table.pages), bool)
 
     def allocate(
@@ -126,7 +111,6 @@ class EmulatedRunner:
 
     def update_pages(self, updates: PageUpdates) -> None:
         self._table.update(updates)
-        self._num_left -= self.is_full
 
     @property
     def pages(self) -> BranchPageTable:
@@ -151,11 +135,6 @@ class EmulatedRunner:
             self._note_prompts(batch, segments)
         with self._queue.standing_in():
             return self._queue.tensor(self.model.logits(last_ids(batch, logits_index)))
-
-    @property
-    def model(self) -> MarkovModel:
-        """As it is now."""
-        return self._models[self._num_left < 0]
 
     def pass_ns(self, segments: Segments, num_tokens: int, num_logits: int) -> int:
         """Nanoseconds of a pass, with sampling."""

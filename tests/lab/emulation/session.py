@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
@@ -20,21 +18,19 @@ from specdist.job.costs.round_times import message_curve
 from specdist.lab.plan.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import CostModel
 from specdist.policies.payoff import ALONE
-from tests.lab.draft_rank import DraftRank
-from tests.lab.emulation.accounting import RoundTimes, round_times
+from tests.lab.emulation.accounting import RoundTimes, SideLog, round_times
 from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.draft_rank import DraftRank
 from tests.lab.emulation.markov import MarkovPair
 from tests.lab.emulation.rows import EmulatedRows
 from tests.lab.emulation.runner import EmulatedRunner, Pace
 from tests.lab.emulation.sides import (
     EmulatedOrder,
-    ObservedChannel,
     ObservedTarget,
-    Recording,
-    SideLog,
     half_of_the_cores,
+    log_of,
     new_draft,
     timeline,
 )
@@ -50,12 +46,10 @@ class Run:
 
     Attributes:
         num_tokens: emitted in these rounds.
-        edges_R1: beginnings of their target passes, and of the next one, as in the logs.
         times: see :func:`tests.lab.emulation.accounting.round_times`.
     """
 
     num_tokens: int
-    edges_R1: np.ndarray
     times: RoundTimes
     target: SideLog
     draft: SideLog | None
@@ -108,6 +102,16 @@ class Window:
         # The pass of one more round ends the last one that is measured.
         return num_measured > self._num_rounds
 
+    def passes_of(self, target: ObservedTarget) -> list[int]:
+        """Numbers of the measured rounds' target passes, and of the next one, among those of the device.
+
+        Raises RuntimeError if there are too few.
+        """
+        numbers = target.pass_numbers[self.first_pass : self.first_pass + self._num_rounds + 1]
+        if len(numbers) <= self._num_rounds:
+            raise RuntimeError("the requests ended before all rounds were measured")
+        return numbers
+
     def _count(self) -> int:
         """Of all sequences so far; one that has ended may not have been made known yet."""
         return sum(sequence.num_completion_tokens for sequence in self._sequences.values())
@@ -116,21 +120,11 @@ class Window:
 class Replica:
     """The target's side of all engines; ``rank`` is that of a draft with a GPU of its own."""
 
-    def __init__(
-        self,
-        pair: MarkovPair,
-        then: MarkovPair,
-        target: Placement,
-        draft: Placement,
-        rank: DraftRank | None,
-        slowdown: int = 1,
-    ) -> None:
-        """``then``: the same target with another draft, which takes the place of the first."""
+    def __init__(self, pair: MarkovPair, target: Placement, draft: Placement, rank: DraftRank | None) -> None:
         self._device = EmulatedDevice()
-        self._target = EmulatedRunner(pair.target, Pace(target, slowdown), self._device)
-        self._draft = EmulatedRunner(pair.draft, Pace(draft, slowdown), self._device, then.draft)
+        self._target = EmulatedRunner(pair.target, Pace(target), self._device)
+        self._draft = EmulatedRunner(pair.draft, Pace(draft), self._device)
         self._rank = rank
-        self._slowdown = slowdown
 
     def run(
         self,
@@ -141,19 +135,18 @@ class Replica:
         on_own_rank: bool,
         on_completion: Callable[[Completion], None] | None = None,
     ) -> Run:
-        """Generate until so many rounds of a full batch have been measured, or until there are no requests.
+        """Generate until so many rounds of a full batch have been measured.
 
-        Raises RuntimeError if there are too few of them.
+        Raises RuntimeError if there are too few requests.
         """
         device = self._device
         assembly = dataclasses.replace(order.assembly, stop_rules=rows.stop_rules)
         device.forget()
-        recording = Recording(device)
         assembly.allocate(cast(ModelRunner, self._target))
         self._target.fill(order.num_full, order.prompt_tokens)
-        target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
+        target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), device)
         window = Window(self._target, assembly.scheduling, num_rounds)
-        with half_of_the_cores(0), self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
+        with half_of_the_cores(0), self._proposer(order, on_own_rank=on_own_rank) as proposer:
             engine = assembly.engine(
                 rows.requests(),
                 target=target,
@@ -166,35 +159,25 @@ class Replica:
                 if on_completion is not None:
                     on_completion(completion)
         draft_log = self._rank.call("log") if self._rank is not None and on_own_rank else None
-        numbers = target.pass_numbers[window.first_pass : window.first_pass + num_rounds + 1]
-        if len(numbers) <= num_rounds:
-            raise RuntimeError("the requests ended before all rounds were measured")
-        target_log = recording.log()
-        edges_R1 = target_log.passes_P2[numbers, 0]
+        target_log = log_of(device)
+        edges_R1 = target_log.passes_P2[window.passes_of(target), 0]
         return Run(
             num_tokens=window.num_tokens,
-            edges_R1=edges_R1,
             times=round_times(edges_R1, target_log, draft_log, is_asynchronous=assembly.ahead.num_ahead > 0),
             target=target_log,
             draft=draft_log,
         )
 
     def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
-        """The costs with what the draft's host and messages to it take, as the main job measures them. Like
-        the passes' times they are those at full pace."""
+        """The costs with what the draft's host and messages to it take, as the main job measures them."""
         assert self._rank is not None
         synchronous, asynchronous, step = self._rank.call("measure", order)
         # Neither drafts nor branches: no pass is run.
         silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
-        self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
-        recording = Recording(self._device)
-        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as channel:
+        self._rank.call("build", dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
+        with half_of_the_cores(0), self._rank.serving() as channel:
             num_rows = silent.scheduling.num_slots
             message = message_curve(silent, silent.draft(channel), self._target.device, num_rows)
-        message, synchronous, asynchronous, step = (
-            Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
-            for curve in (message, synchronous, asynchronous, step)
-        )
         return dataclasses.replace(
             costs,
             draft=costs.draft.plus(step),
@@ -204,16 +187,14 @@ class Replica:
         )
 
     @contextlib.contextmanager
-    def _proposer(
-        self, order: EmulatedOrder, recording: Recording, *, on_own_rank: bool
-    ) -> Iterator[Proposer]:
+    def _proposer(self, order: EmulatedOrder, *, on_own_rank: bool) -> Iterator[Proposer]:
         if not order.choice.max_draft_tokens:
             yield Draft()
         elif on_own_rank:
             assert self._rank is not None
-            self._rank.build(order)
-            with self._rank.serving(recording.busy_wait) as channel:
-                yield order.assembly.draft(ObservedChannel(channel, recording))
+            self._rank.call("build", order)
+            with self._rank.serving() as channel:
+                yield order.assembly.draft(channel)
         else:
             worker = new_draft(order, self._draft, timeline("idle", self._device))
             yield order.assembly.draft(InProcess(worker))

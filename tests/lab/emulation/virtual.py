@@ -8,7 +8,6 @@ from one host to the other. With a draft on the target's GPUs there is one of ea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
@@ -26,19 +24,17 @@ from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Timeline
+from specdist.lab.plan.roofline import Placement
+from specdist.lab.plan.simulate import OWN_GPU, Mode, ReplicaCosts
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import Curve
+from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
-from tests.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
-from tests.lab.emulation.drafters import draft_runner
-from tests.lab.emulation.markov import markov_pair
-from tests.lab.emulation.run import Case, Emulation
+from tests.lab.emulation.markov import MarkovPair
 from tests.lab.emulation.runner import EmulatedRunner, Pace
 from tests.lab.emulation.session import Window
-from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
+from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, new_draft, timeline
 
 # A request and its reply; the target's host between two passes; the draft's beside its steps, synchronous
 # and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
@@ -119,111 +115,78 @@ class _PacedTarget(ObservedTarget):
         return super().forward(updates, verify_input)
 
 
-@dataclass
-class _Noting:
-    """Notes what each reply brings: see :func:`draining`."""
+def with_host_times(passes: CostModel) -> CostModel:
+    """These costs with the times of hosts and messages, as the main job would measure them."""
+    return dataclasses.replace(
+        passes,
+        message=Curve([1], [MESSAGE_NS]),
+        synchronous=passes.synchronous.plus(Curve([1], [SYNCHRONOUS_NS])),
+        asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
+    )
 
-    proposer: Proposer
-    rounds: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = self.proposer.propose(request, clock)
-        num_branches = int(reply.ahead.num_branches_R.sum())
-        self.rounds.append((len(reply.num_drafted_R), int(reply.num_drafted_R.sum()), num_branches))
-        return reply
-
-    def close(self) -> None:
-        self.proposer.close()
+def planned_host_times(costs: ReplicaCosts, mode: Mode) -> ReplicaCosts:
+    """The planner's costs with the same times."""
+    proposal_ns = (mode in OWN_GPU) * MESSAGE_NS + (mode == "synchronous") * SYNCHRONOUS_NS
+    return dataclasses.replace(costs, round_s=ROUND_NS / 1e9, proposal_s=proposal_ns / 1e9)
 
 
 class VirtualRun:
-    """One engine with a batch of ``config``'s first size."""
+    """One engine in virtual time."""
 
-    def __init__(self, config: EmulationConfig, mode: str, choice: PolicyChoice) -> None:
-        emulation = Emulation(config)
-        assert config.batch_sizes is not None
-        case = Case(
-            batch_size=config.batch_sizes[0],
-            mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
-            choice=choice,
-        )
-        passes = emulation.costs(case).passes
-        costs = dataclasses.replace(
-            passes,
-            message=Curve([1], [MESSAGE_NS]),
-            synchronous=passes.synchronous.plus(Curve([1], [SYNCHRONOUS_NS])),
-            asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
-        )
-        self.config, self.order = config, emulation.order(case, costs)
+    def __init__(
+        self,
+        order: EmulatedOrder,
+        pair: MarkovPair,
+        target: Placement,
+        draft: Placement,
+        *,
+        has_own_gpu: bool,
+    ) -> None:
+        self.order = order
         self.device = VirtualDevice()
-        draft_device = VirtualDevice() if case.has_own_gpu else self.device
-        pair = markov_pair(emulation.pair)
-        self.runner = EmulatedRunner(pair.target, Pace(emulation.target), self.device)
-        self._assembly = dataclasses.replace(self.order.assembly, stop_rules=StopRules(NO_TEXT))
-        self._assembly.allocate(cast(ModelRunner, self.runner))
-        self.runner.fill(self.order.num_full, self.order.prompt_tokens)
-        recording = Recording(self.device)
-        local_target = self._assembly.local_target(cast(ModelRunner, self.runner))
-        self.target = _PacedTarget(local_target, recording, self.device)
+        draft_device = VirtualDevice() if has_own_gpu else self.device
+        self.runner = EmulatedRunner(pair.target, Pace(target), self.device)
+        model_runner = cast(ModelRunner, self.runner)
+        self._assembly = dataclasses.replace(order.assembly, stop_rules=StopRules(NO_TEXT))
+        self._assembly.allocate(model_runner)
+        self.runner.fill(order.num_full, order.prompt_tokens)
+        local_target = self._assembly.local_target(model_runner)
+        self.target = _PacedTarget(local_target, self.device)
         self.proposer: Proposer = Draft()
-        if choice.max_draft_tokens:
-            runner = draft_runner(
-                emulation.target, emulation.draft, pair.draft, draft_device, has_own_gpu=case.has_own_gpu
-            )
-            is_rank, device = case.has_own_gpu, self.device
-            worker = new_draft(self.order, runner, timeline("idle", draft_device), may_be_skipped=not is_rank)
-            channel = VirtualRank(worker, draft_device, device) if is_rank else InProcess(worker)
+        if order.choice.max_draft_tokens:
+            runner = EmulatedRunner(pair.draft, Pace(draft), draft_device)
+            worker = new_draft(order, runner, timeline("idle", draft_device), may_be_skipped=not has_own_gpu)
+            rank = VirtualRank(worker, draft_device, self.device)
+            channel = rank if has_own_gpu else InProcess(worker)
             self.proposer = self._assembly.draft(channel, least_share=LEAST_SHARE * worker.is_lazy)
 
-    def engine(self, requests: Iterable[Request], proposer: Proposer) -> Engine:
-        return self._assembly.engine(
-            iter(requests),
+    def steady_rounds(self, num_rounds: int, num_rows: int) -> tuple[int, float]:
+        """Tokens and seconds of so many rounds of a full batch, of at most ``num_rows`` requests."""
+        window = Window(self.runner, self.order.assembly.scheduling, num_rounds)
+        engine = self._assembly.engine(
+            iter(self._requests(num_rows)),
             target=self.target,
-            proposer=proposer,
+            proposer=self.proposer,
             stats_recorder=StatsRecorder(),
             clock=timeline("host", self.device),
         )
+        for _ in engine.run(lambda: window.should_stop(engine, len(self.target.pass_numbers))):
+            pass
+        begins = np.array(self.device.passes)[window.passes_of(self.target), 0]
+        return window.num_tokens, float(begins[-1] - begins[0]) / 1e9
 
-
-def tokens_per_s(config: EmulationConfig, mode: str, choice: PolicyChoice) -> float:
-    """Of the steady rounds of a batch of ``config``'s first size."""
-    run = VirtualRun(config, mode, choice)
-    target, window = run.target, Window(run.runner, run.order.assembly.scheduling, config.rounds)
-    engine = run.engine(_requests(config, run.order), run.proposer)
-    for _ in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
-        pass
-    numbers = target.pass_numbers[window.first_pass : window.first_pass + config.rounds + 1]
-    if len(numbers) <= config.rounds:
-        raise RuntimeError("the requests ended before all rounds were measured")
-    begins = np.array(run.device.passes)[numbers, 0]
-    return window.num_tokens / float(begins[-1] - begins[0]) * 1e9
-
-
-def draining(config: EmulationConfig, mode: str, choice: PolicyChoice, *, num_last: int) -> np.ndarray:
-    """int [rounds, 3] of a batch that no request follows: sequences that decode, their candidates, and their
-    branches of the round before. All but ``num_last`` sequences have a fifth of the others' tokens."""
-    run = VirtualRun(config, mode, choice)
-    noting, requests = _Noting(run.proposer), _requests(config, run.order)[: run.order.num_full]
-    lengths = [config.output_tokens // (1 if row < num_last else 5) for row in range(len(requests))]
-    requests = [
-        dataclasses.replace(
-            request, prompt_ids=request.prompt_ids[: config.prompt_tokens], max_new_tokens=length
-        )
-        for request, length in zip(requests, lengths, strict=True)
-    ]
-    for _ in run.engine(requests, noting).run():
-        pass
-    return np.array(noting.rounds)
-
-
-def _requests(config: EmulationConfig, order: EmulatedOrder) -> list[Request]:
-    """The first ones are as far on as in a batch that has run for long."""
-    num_slots, length = order.num_full, config.output_tokens
-    num_ended = (config.rounds + 100) * num_slots * (order.block_tokens + 1) // length
-    ids = np.random.default_rng(config.seed).integers(config.vocab_size, size=config.prompt_tokens + length)
-    found = []
-    for row in range(2 * num_slots + num_ended):
-        done = row * length // num_slots if row < num_slots else 0
-        prompt = np.roll(ids, row)[: config.prompt_tokens + done].tolist()
-        found.append(Request(row_id=row, sample_index=0, prompt_ids=prompt, max_new_tokens=length - done))
-    return found
+    def _requests(self, num_rows: int) -> list[Request]:
+        """The first ones are as far on as in a batch that has run for long."""
+        scheduling, num_prompt = self._assembly.scheduling, self.order.prompt_tokens
+        num_slots, num_new = self.order.num_full, scheduling.max_new_tokens
+        generator = np.random.default_rng(scheduling.seed)
+        ids = generator.integers(self._assembly.vocab_size, size=num_prompt + num_new)
+        found = []
+        for row in range(num_rows):
+            done = row * num_new // num_slots if row < num_slots else 0
+            prompt = np.roll(ids, row)[: num_prompt + done].tolist()
+            found.append(
+                Request(row_id=row, sample_index=0, prompt_ids=prompt, max_new_tokens=num_new - done)
+            )
+        return found

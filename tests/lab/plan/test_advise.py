@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from specdist.job.costs.allocation import PAGE_SIZE
-from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend, worth_per_gpu
+from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.lab.plan.report import reason
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import Mode
-from specdist.models.loading.memory import RESERVED_FRACTION
 from specdist.models.sizes.sizes import ModelSize, model_size
 
 GPU = GPUS["h100-sxm"]
@@ -55,15 +52,6 @@ def test_rows_that_fit_are_those_that_the_memory_divides_into() -> None:
     assert found.draft is not None and found.draft.most_rows > found.most_rows
 
 
-def test_on_a_host_a_fraction_of_the_memory_is_left_as_the_job_leaves_it() -> None:
-    host = dataclasses.replace(GPU, is_host=True, reserved_bytes=0)
-    found = fit(SMALL, None, host, "target only", tp_size=1, row_tokens=1000)
-    usable = GPU.memory_bytes - int(RESERVED_FRACTION * GPU.memory_bytes)
-    assert found.target.usable_bytes == usable
-    row = found.target.cache_bytes_per_row
-    assert found.most_rows == (usable - SMALL.weight_bytes(1)) // row
-
-
 @pytest.mark.parametrize("mode", ["target only", "colocated", "asynchronous"])
 def test_a_model_that_is_too_large_does_not_fit(mode: Mode) -> None:
     assert fit(LARGE, SMALL, GPU, mode, tp_size=1, row_tokens=100).most_rows == 0
@@ -77,16 +65,6 @@ def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_dr
     assert alone.most_rows > 1.9 * both.most_rows
     # Verification blocks need more for logits than single tokens do, and branches more for scores and pages.
     assert alone.most_rows > apart.most_rows > forked.most_rows
-
-
-@pytest.mark.parametrize(("target", "gpus", "exists"), [
-    (SMALL, 1, False), (SMALL, 2, True), (LARGE, 2, False), (LARGE, 3, True)
-])  # fmt: skip
-def test_a_gpu_that_a_node_does_not_have_has_no_figure(target: ModelSize, gpus: int, exists: bool) -> None:
-    """That of the draft beside a target of one rank, or of two at least, where the draft does not pay."""
-    site = Site(gpu=GPU, gpus_per_node=gpus, num_nodes=1)
-    _, own = worth_per_gpu(target, SMALL, site, work(acceptance=0.0))
-    assert any(own.ratios.values()) is exists
 
 
 def test_few_rows_speculate_and_many_do_not() -> None:

@@ -94,7 +94,7 @@ def test_quantised_experts_are_planned_as_they_are_held() -> None:
 
 def test_experts_are_planned_without_the_quantisation_that_is_asked_for() -> None:
     """The figures count them as plain, and the plan says what that is."""
-    site = ["--gpu", "h100-sxm", "--memory", "--target_quantization", "float8", "--target"]
+    site = ["--gpu", "h100-sxm", "--target_quantization", "float8", "--target"]
     text, document = planned(*site, QWEN)
     experts = 2 * 48 * 128 * EXPERT
     assert experts < document["memory"][0]["target"]["weight_bytes"] < experts + 1.5 * DENSE + 2 * TABLE

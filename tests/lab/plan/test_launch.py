@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,19 +127,6 @@ def test_a_plan_without_paths_says_where_they_go() -> None:
     assert "Replace 70b" in text
     for line in printed_commands(text):
         assert "--prompts PROMPTS --output OUTPUT" in line and checked(line)
-
-
-def test_a_plan_for_this_machine_stays_on_it(folder: Path) -> None:
-    """With the CPU's launch file, and the models' own folders, which have a blank in their name."""
-    text, _ = planned(
-        "--target", str(folder / "target"), "--draft", str(folder / "draft"), "--acceptance", "0.9",
-        "--device", "cpu", "--gpus_per_node", "3", "--prompt_tokens", "20", "--output_tokens", "10",
-    )  # fmt: skip
-    for line in printed_commands(text):
-        command = checked(line)
-        assert command.config.device == "cpu" and command.gpus is None
-        assert Path(command.config.target).is_dir()
-        assert command.num_processes == 1 or "jobs/accelerate/cpu.yaml" in shlex.split(line)
 
 
 def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None:

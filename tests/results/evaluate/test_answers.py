@@ -15,15 +15,12 @@ THOUGHT = "<think>\nMaybe\n#### 5\nNo.\n</think>\n\n"
     ("completion", "prompt", "answer"),
     [
         (THOUGHT + "#### 18", "Q", "\n\n#### 18"),
-        ("so 5</think>18", "Q<think>\n", "18"),
         ("so 5</think>18", "Q", "18"),
-        ("[THINK]5[/THINK]18", "Q", "18"),
         ("<think>a</think>no<think>b</think>18", "Q", "18"),
         ("<think>a</think>18<think>or is it", "Q", "18"),
         ("<think>so 5", "Q", ""),
         ("so 5", "Q<think>\n", ""),
         ("18", "Q<think>\n\n</think>\n\n", "18"),
-        ("18", "Think in <think> tags, please. How much?", "18"),
         ("18", None, "18"),
     ],
 )

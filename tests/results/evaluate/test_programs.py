@@ -30,23 +30,19 @@ BODY = "    return poly(xs, 1)\n"
 ASKED = f"Complete this function.\n\n```python\n{PROBLEM}```\nThank you"
 RIGHT = {
     "a fenced function": f"Here it is:\n\n```python\n{WHOLE}```\nIt sums.",
-    "another language's name": f"```Python3\n{WHOLE}\n```",
     "a fence without an end": f"```\n{WHOLE}",
     "a fence in a list": "1. So:\n   ```python\n"
     + "".join(f"   {line}\n" for line in WHOLE.splitlines())
     + "   ```",
     "the first of two": f"```python\n{WHOLE}```\nor worse\n```python\ndef total(xs):\n    return None\n```",
     "after another block": f"```python\nprint(1 / 0)\n```\nno:\n```python\n{WHOLE}```",
-    "with the future": f"```python\nfrom __future__ import annotations\n{WHOLE}```",
     "with its own helper": f"```python\ndef poly(xs, x):\n    return sum(xs)\n\n{WHOLE}```",
     "a function alone": WHOLE,
     "a body": BODY,
     "a body up to the end of a fence": f"{BODY}```\nThat is all",
-    "a body in a fence": f" The body:\n```python\n{BODY}```",
 }
 WRONG = {
     "a wrong function": "```python\ndef total(xs):\n    return 0\n```",
-    "a function of another name": "```python\ndef other(xs):\n    return poly(xs, 1)\n```",
     "words": "The function adds up all numbers.",
     "nothing": "",
 }

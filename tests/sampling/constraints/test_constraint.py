@@ -38,7 +38,6 @@ def reason(kind: str, value: Any) -> str:
         ({"properties": {"a": {"$ref": "#/nowhere"}}}, "at /properties/a: Pointer"),
         ({"type": "array", "uniqueItems": True}, 'at /: Unimplemented keys: ["uniqueItems"]'),
         ('{"type": ', "the schema is not a JSON object: "),
-        ([1], "the schema must be a JSON object"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused_with_its_place(schema: Any, place: str) -> None:
@@ -51,9 +50,7 @@ def test_a_schema_that_cannot_be_used_is_refused_with_its_place(schema: Any, pla
         ("regex", "(ab", "unclosed group"),
         ("regex", "", "a text, and not empty"),
         ("grammar", "start: word", 'at 1(8): unknown name: "word"'),
-        ("grammar", 'word: "a"', "no start rule found"),
         ("choices", [], "a list of strings, at least one"),
-        ("choices", "yes", "a list of strings, at least one"),
         ("choices", ["yes", ""], "must not be the empty string"),
     ],
 )

@@ -9,7 +9,7 @@ from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.constraints.thinking import ThinkingMarkers
 from specdist.sampling.processing.options import TokenOptions
-from specdist.sampling.processing.row_table import AskedPositions, RowTable
+from specdist.sampling.processing.row_table import QueryPositions, RowTable
 from tests.sampling.constraints.letters import END, letters_masker
 from tests.sampling.constraints.reference import allowed_by_llguidance, token_ids_of
 
@@ -28,7 +28,7 @@ def masks_after(
     table = RowTable(TokenOptions(), 1, np.array([[*prompt, *completion, 0]]))
     table.num_prompt_tokens[0] = len(prompt)
     zeros = np.zeros(num_candidates + 1, np.int64)
-    asked = AskedPositions(table, zeros, zeros, np.arange(length - num_candidates, length + 1))
+    asked = QueryPositions(table, zeros, zeros, np.arange(length - num_candidates, length + 1))
     masks = masker.masks(asked)
     assert masks is not None
     return [set(token_ids_of(mask)) & ALL for mask in masks]

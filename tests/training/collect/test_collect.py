@@ -12,15 +12,13 @@ import pyarrow.compute as pc
 import pytest
 
 from specdist.cli import collect as main
-from specdist.models.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_example
+from specdist.models.heads.examples import PREFIX_KINDS
 from specdist.training.collect import run
 from specdist.training.collect.texts import Text, verifier_texts
 from tests.job.launching import read_output, run_here
-from tests.job.pair import EOS_TOKEN, Pair, windowed_target, write_arrow
+from tests.job.pair import Pair, windowed_target, write_arrow
 from tests.training.collect.conftest import FILTERED
 from tests.training.collect.plain import HALF_TOLERANCE, PlainPair, hidden_of
-
-HIDDEN_SIZE = 64
 
 
 def examples_of(data: pa.Table, row_id: int, kind: str = "target") -> pa.Table:
@@ -56,15 +54,6 @@ def check_acceptance(output: Path, plain: PlainPair) -> int:
 def test_acceptance_examples_are_those_of_plain_forwards(acceptance: Path, pair: Pair) -> None:
     """min(1, P/Q) after the target's own tokens; hidden states in the sequence that mixes both."""
     assert check_acceptance(acceptance, PlainPair(pair, **FILTERED)) > 300
-
-
-def test_greedy_acceptance_is_agreement(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
-    options = options | {"temperature": 0, "top_k": None, "top_p": None, "output": tmp_path / "data"}
-    assert run_here(main, **options, kind="acceptance", limit=6).code == 0
-    check_acceptance(tmp_path / "data", PlainPair(pair, 0))
-    data = read_output(tmp_path / "data")
-    assert set(data["acceptance"].to_pylist()) == {0.0, 1.0}
-    assert set(data["ratio"].to_pylist()) == {1.0, float("inf")}
 
 
 def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
@@ -177,15 +166,6 @@ def test_there_are_equally_many_examples_of_the_four_kinds(verifier: Path) -> No
         assert sum(shard["num_examples_per_prefix_kind"].values()) == shard["num_examples"]
 
 
-def test_an_example_takes_as_many_bytes_as_announced(acceptance: Path) -> None:
-    """The size announced before the collection, apart from the padding of buffers."""
-    data = read_output(acceptance)
-    assert data.schema.names == [*COLUMNS, "hidden"]
-    stated = bytes_per_example(HIDDEN_SIZE, "float16")
-    flat = data.combine_chunks().get_total_buffer_size()
-    assert stated * len(data) <= flat <= stated * len(data) + 4096
-
-
 def test_rows_that_cannot_be_used_give_no_examples(
     options: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
@@ -197,18 +177,3 @@ def test_rows_that_cannot_be_used_give_no_examples(
         assert totals["num_rows"] == 4
         data = read_output(output)
         assert set(data["row_id"].to_pylist()) == {0, 3}
-
-
-def test_special_tokens_in_texts_can_be_split(options: dict[str, Any], tmp_path: Path) -> None:
-    """For the responses and for the examples alike: their prompts have the same, larger number of tokens."""
-    prompts = write_arrow(tmp_path / "p.arrow", {"prompt": [f"a lazy {EOS_TOKEN} dog"]})
-    lengths = []
-    for more in ({}, {"split_special_tokens": True}):
-        output = tmp_path / str(len(more))
-        run_here(
-            main, **options | {"prompts": prompts}, **more, kind="acceptance", token_mixing=1, output=output
-        )
-        [num_prompt_tokens] = read_output(output / "responses")["num_prompt_tokens"].to_pylist()
-        assert pc.min(read_output(output)["position"]).as_py() == num_prompt_tokens
-        lengths.append(num_prompt_tokens)
-    assert lengths[1] > lengths[0]

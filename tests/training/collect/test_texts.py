@@ -63,11 +63,6 @@ def test_a_row_that_lacks_positions_of_one_kind_is_left_out() -> None:
         assert all(len(text.places_N) == 0 for text in texts_of(**changes).values())
 
 
-def test_texts_draw_with_numbers_of_their_own() -> None:
-    keys = {text.stream_key for row_id in range(3) for text in texts_of(row_id).values()}
-    assert len(keys) == 12
-
-
 def test_segments_add_up_and_differ() -> None:
     lengths = np.array([stretch_lengths(row_id, seed=0, max_new_tokens=40) for row_id in range(300)])
     assert lengths.shape == (300, NUM_STRETCHES)

@@ -86,9 +86,7 @@ def test_the_folder_is_a_draft_and_promises_what_a_run_finds(
     assert found["after"] > found["before"] + 0.06
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"teacher": "tokens"}, {"teacher": "target", "loss": "tvd"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"teacher": "tokens"}], ids=str)
 def test_every_teacher_teaches(changes: dict[str, Any], finished: Path, tmp_path: Path) -> None:
     """By default the log-probabilities that are recorded."""
     shown = distilled(finished, tmp_path / "draft", **{"epochs": 4, "learning_rate": 1e-3} | changes)
@@ -168,12 +166,12 @@ def test_the_first_layers_of_the_target_are_a_draft(
     refused(other, "--layers 2 must be less than the 2 layers of --target")
 
 
-@pytest.mark.parametrize("coupled", [{"temperature": 0}, {"acceptance": "gumbel"}], ids=str)
 def test_an_unfinished_run_goes_on_with_the_new_draft_and_the_tokens_of_one_draft(
-    coupled: dict[str, Any], options: dict[str, Any], noisy: Path, tmp_path: Path
+    options: dict[str, Any], noisy: Path, tmp_path: Path
 ) -> None:
     """The change of the draft is in the manifest."""
-    run = options | {"draft": noisy, "model_impl": "transformers", "num_samples": 1} | coupled
+    changes = {"draft": noisy, "model_impl": "transformers", "num_samples": 1, "acceptance": "gumbel"}
+    run = options | changes
     assert run_here(**run, output=tmp_path / "run").code == 0
     before = read_output(tmp_path / "run")["completion_ids"]
     for path in [*(tmp_path / "run").rglob("shard-*2.arrow"), *(tmp_path / "run").rglob("shard-*2.json")]:
@@ -197,15 +195,10 @@ def test_an_unfinished_run_goes_on_with_the_new_draft_and_the_tokens_of_one_draf
     [
         ({"draft": "ngram"}, "--draft ngram cannot be trained: name the folder"),
         ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
-        ({"epochs": 0}, "--epochs 0 must be at least 1"),
-        ({"prompt_rows": -1}, "--prompt_rows -1 must not be negative"),
-        ({"prompt_rows": 5, "teacher": "tokens"}, "--prompt_rows 5 needs --teacher target"),
         ({"prompt_rows": 5}, "--prompt_rows 5 needs --teacher target"),
         ({"layers": 1, "draft": "small"}, "--layers 1 starts from the target, and --draft small is another"),
         ({"draft": "same", "new_draft": "same"}, "--new_draft same is a folder that is read: give another"),
         ({"run": "nothing"}, "--run nothing holds no run: generate one"),
-        ({"run": "s3://bucket/run"}, "--run s3://bucket/run is a URL"),
-        ({"first": 0.1}, "--first is not an option"),
     ],
     ids=str,
 )
@@ -233,19 +226,12 @@ def test_what_the_run_does_not_have_is_told(finished: Path, pair: Pair, noisy: P
     refused(run_here(main, **words, teacher="recorded"), "--teacher recorded needs a run", "--logprobs 20")
 
 
-@pytest.mark.parametrize("policy", ["fixed", "none"])
-def test_an_eagle_draft_is_not_trained(policy: str, finished: Path, tmp_path: Path, pair: Pair) -> None:
-    """Whether or not the run uses it."""
+def test_an_eagle_draft_is_not_trained(finished: Path, tmp_path: Path, pair: Pair) -> None:
+    """Nor one that the run does not use."""
     target = AutoModelForCausalLM.from_pretrained(pair.target)
     eagle_model(target, range(9)).save_pretrained(tmp_path / "eagle")
     run = shutil.copytree(finished, tmp_path / "run")
     values = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(values | {"policy": policy}))
+    (run / "config.yaml").write_text(yaml.safe_dump(values | {"policy": "none"}))
     words = FAST | {"run": run, "draft": tmp_path / "eagle", "new_draft": tmp_path / "draft"}
     refused(run_here(main, **words), "is an EAGLE-3 draft", "name ")
-
-
-def test_a_folder_of_something_else_is_left_alone(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("mine")
-    refused(run_here(main, **FAST, run=finished, new_draft=tmp_path), "not of an earlier distillation")
-    assert (tmp_path / "precious").read_text() == "mine"

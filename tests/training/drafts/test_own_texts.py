@@ -80,13 +80,6 @@ def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(
     assert cut[1] != whole[1]
 
 
-def test_the_same_step_of_a_training_has_the_same_texts(draft: PreTrainedModel) -> None:
-    first = written(draft, temperature=1.0)
-    assert written(draft, temperature=1.0) == first
-    for change in ({"seeds": [0, 2]}, {"num_tokens": 5}, {"temperature": 0.5}):
-        assert written(draft, **{"temperature": 1.0} | change) != first
-
-
 def test_completions_stay_a_quarter_of_the_sequences() -> None:
     completion, prompt = _example([1, 2], 1, 0), _example([1, 2], 0, 0)
     learned = Examples([completion], [], [prompt] * 11).learned

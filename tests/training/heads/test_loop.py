@@ -43,7 +43,7 @@ def test_one_that_is_over_takes_no_more_steps() -> None:
 
 @pytest.mark.parametrize(
     ("steps_per_epoch", "epochs", "expected"),
-    [(4, 2, [1, 2, 3, 4, 5, 6, 7, 8]), (24, 1, list(range(2, 25, 2))), (10, 20, list(range(10, 201, 10)))],
+    [(4, 2, [1, 2, 3, 4, 5, 6, 7, 8]), (10, 20, list(range(10, 201, 10)))],
 )
 def test_every_epoch_is_evaluated_and_a_training_a_dozen_times(
     steps_per_epoch: int, epochs: int, expected: list[int]

@@ -38,12 +38,6 @@ def test_the_auc_of_clear_cases() -> None:
     assert roc_curve(labels, np.ones(4)).auc is None
 
 
-def test_a_curve_goes_from_nothing_to_everything() -> None:
-    curve = roc_curve(np.array([3.0, 2, 2, 1]), np.array([1.0, 0, 1, 0]))
-    assert curve.false_positive_rates.tolist() == [0, 0, 0.5, 1]
-    assert curve.true_positive_rates.tolist() == [0, 0.5, 1, 1]
-
-
 def test_the_divergence_is_its_formula_and_0_where_both_agree() -> None:
     labels, logits = np.array([0.2, 0.9, 0.0, 1.0]), np.array([0.3, -1.0, -2.0, 5.0])
     p, q = labels, 1 / (1 + np.exp(-logits))

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from specdist.cli import train_head
 from specdist.models.heads.head import load_head
 from specdist.models.heads.info import HeadInfo, read_head_info
 from specdist.models.heads.roc import roc_curve
 from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import open_examples, split_rows
-from specdist.training.heads.metrics import sigmoid
 from specdist.training.heads.optimize import estimate
 from specdist.training.heads.run import run_training
 from specdist.utils.errors import UserError
-from tests.ranks import REPOSITORY
+from tests.forked import fork
 from tests.training.heads.synthetic import DIRECTION, DRAFT, write_collection
 
-PNG = b"\x89PNG"
 FAST = {"learning_rate": 2e-2, "epochs": 12, "depth": 1, "rejected_weight": 1.0, "batch_size": 8}
+TIMEOUT_S = 100
 FILES = ("head.safetensors", "head.json", "curves.png", "calibration.png", "roc.png")
 
 
@@ -64,34 +60,14 @@ def test_an_acceptance_head_finds_the_true_probabilities(head: Path) -> None:
     assert metrics["num_examples"] + metrics["num_training_examples"] > 2000
 
 
-def test_figures_are_those_of_the_loaded_head(head: Path, data: Path) -> None:
-    """On the rows that were kept out, by whoever loads it."""
-    info = read_head_info(head)
-    loaded = load_head(head, kind="acceptance", draft=DRAFT)
-    _, kept_out = split_rows(open_examples("--data", str(data), "acceptance"), 0.1, seed=0)
-    logits, labels = estimate(loaded, kept_out), kept_out.column("acceptance")
-    assert info.metrics["auc"] == roc_curve(logits, labels).auc
-    assert info.metrics["mean_estimate"] == sigmoid(logits).mean()
-    assert info.metrics["num_examples"] == len(labels)
-
-
 def test_it_is_the_same_bit_for_bit_in_another_process(head: Path, data: Path, tmp_path: Path) -> None:
-    options = [f"--{name}={value}" for name, value in FAST.items()]
-    ended = subprocess.run(
-        [sys.executable, "jobs/train_head.py", "--kind=acceptance", f"--data={data}",
-         f"--output={tmp_path / 'head'}", "--device=cpu", *options],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    document = json.loads(ended.stdout.splitlines()[-1])
-    assert document["auc"] == read_head_info(head).metrics["auc"]
+    words = {"kind": "acceptance", "data": data, "output": tmp_path / "head", "device": "cpu", **FAST}
+    process = fork(train_head, [f"--{name}={value}" for name, value in words.items()])
+    process.start()
+    process.join(TIMEOUT_S)
+    assert process.exitcode == 0
     for name in FILES:
         assert (tmp_path / "head" / name).read_bytes() == (head / name).read_bytes(), name
-
-
-def test_another_seed_is_another_head(head: Path, data: Path, tmp_path: Path) -> None:
-    trained(data, tmp_path / "head", seed=1, epochs=1)
-    first, second = (load_head(path, kind="acceptance", draft=DRAFT) for path in (head, tmp_path / "head"))
-    assert not torch.equal(first.output.weight, second.output.weight)
 
 
 def test_rejections_that_weigh_more_lower_the_estimate(data: Path, tmp_path: Path) -> None:
@@ -159,18 +135,6 @@ def test_other_data_can_be_evaluated_on(head: Path, data: Path, tmp_path: Path) 
         trained(data, tmp_path / "none", eval_data=str(foreign))
 
 
-def test_the_file_says_what_it_was_trained_on(head: Path, data: Path) -> None:
-    info = read_head_info(head)
-    assert info.draft == DRAFT and info.hidden_size == DRAFT.hidden_size
-    training = info.data["training"]
-    assert training["folder"] == str(data)
-    assert training["target"] == "large" and training["temperature"] == 1.0
-    assert training["num_rows"] == 108
-    assert info.options["learning_rate"] == FAST["learning_rate"]
-    for name in FILES[2:]:
-        assert (head / name).read_bytes().startswith(PNG)
-
-
 def test_a_head_is_not_replaced_unasked(head: Path, data: Path) -> None:
     with pytest.raises(UserError, match="already contains a head: use another folder, or --overwrite"):
         trained(data, head)
@@ -180,14 +144,8 @@ def test_a_head_is_not_replaced_unasked(head: Path, data: Path) -> None:
     ("kind", "options", "message"),
     [
         ("verifier", {"depth": 2}, "--depth 2 has no effect with --kind verifier"),
-        ("verifier", {"rejected_weight": 3.0}, "--rejected_weight 3.0 has no effect"),
         ("acceptance", {"max_ratio": 1.2}, "--max_ratio 1.2 has no effect with --kind acceptance"),
-        ("acceptance", {"patience": 2}, "--patience 2 has no effect with --kind acceptance"),
-        ("acceptance", {"depth": 5}, "--depth 5 must be 0"),
-        ("acceptance", {"validation_share": 1.0}, "--validation_share 1.0 must be between"),
         ("acceptance", {"validation_share": 0.2, "eval_data": "x"}, "has no effect with --eval_data"),
-        ("acceptance", {"learning_rate": 0.0}, "--learning_rate 0.0 must be positive"),
-        ("verifier", {"epochs": 0}, "--epochs 0 must be at least 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:

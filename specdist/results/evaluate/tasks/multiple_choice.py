@@ -174,7 +174,7 @@ def _only(letters: str, offered: str) -> str | None:
 
 
 def _without_list(text: str) -> str:
-    """Without the lines of a list of choices, of which one that begins the text may be an answer."""
+    """Leave out the lines of a list of choices, of which one that begins the text may be an answer."""
     lines = [*LISTED.finditer(text)]
     letters = [line[1] for line in lines]
     if lines and not text[: lines[0].start()].strip() and (letters[0] != "A" or letters.count("A") > 1):

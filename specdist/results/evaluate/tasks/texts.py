@@ -14,7 +14,7 @@ from specdist.results.evaluate.scores import Metric, Scores
 from specdist.sampling.constraints.thinking import THINKING
 from specdist.utils.errors import UserError
 
-# Of a run that tells the thinking from the answer (--split_thinking, --max_thinking_tokens).
+# The column of a run that tells the thinking from the answer (--split_thinking, --max_thinking_tokens).
 ANSWER_COLUMN = "completion_answer"
 # Where a model that does not stop asks itself the next question, as in the examples of its prompt: the stop
 # strings of lm-evaluation-harness's tasks, at the beginning of a line.
@@ -65,7 +65,7 @@ REFERENCE = "reference"
 ERROR = "error"
 # Columns of every result, before the task's.
 IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
-# From (answer, references, row) to numbers by metric, and text by name.
+# A function from (answer, references, row) to numbers by metric, and text by name.
 RowScore = tuple[Mapping[str, float], Mapping[str, str | None]]
 RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
 

@@ -24,7 +24,7 @@ IS = (
 SPACES = " \u00a0\u2009\u202f"
 GROUPED = rf"(?!0,)\d{{1,3}}(?:(?:,\d{{2,3}})*,\d{{3}}|(?:['’]\d{{3}})+|(?:[{SPACES}]\d{{3}})+)|\d+(?:_\d+)*"
 ENGLISH = re.compile(rf"(?:{GROUPED})?(?:\.\d+)?")
-# With a decimal comma, or with several points, which can only group.
+# Numbers with a decimal comma, or with several points, which can only group.
 EUROPEAN = re.compile(rf"(?:\d{{1,3}}(?:[.{SPACES}]\d{{3}})+|\d+),\d\d?|0,\d+|\d{{1,3}}(?:\.\d{{3}}){{2,}}")
 LONGEST = 40  # Where a model repeats a digit for ever, there is no number.
 # What multiplies the number before it: letters, and words by their factor. 千克 is a kilogram.
@@ -77,8 +77,8 @@ HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F) if code != o
 
 
 def value(expression: str) -> Fraction | None:
-    """Of a match of :data:`EXPRESSION`: a number, or what a calculation comes to; None for a range, a ratio,
-    a time, a date, a list, or a calculation without a result."""
+    """The value of a match of :data:`EXPRESSION`: a number, or what a calculation comes to; None for a range,
+    a ratio, a time, a date, a list, or a calculation without a result."""
     values = [_number(part.strip(" \t\n()[]{}$")) for part in re.split("[=≈]", expression)]
     return next((each for each in reversed(values) if each is not None), None)
 

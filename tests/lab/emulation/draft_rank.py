@@ -7,51 +7,26 @@ when the process has died; the messages of an engine and its draft go through th
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from specdist.engine.draft.channels import ToRank
-from specdist.engine.messages.link import Wait
+from specdist.engine.messages import link
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.ranks.topology import Topology, join_world
 from specdist.utils.errors import UserError
 
 DRAFT_RANK = 1
+CPU = torch.device("cpu")
 END_S = 10
-
-logger = logging.getLogger(__name__)
-
-
-class RankServer(Protocol):
-    """What runs in the process: :class:`DraftRank` calls these methods, and others by their names."""
-
-    def build(self, order: Any) -> None: ...
-
-    def serve(self) -> None: ...
-
-
-class RankSource(Protocol):
-    """All that the process is given; ``remedy`` ends the message of its death."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def num_threads(self) -> int: ...
-
-    @property
-    def remedy(self) -> str: ...
-
-    def open(self) -> RankServer: ...
 
 
 class DraftRank:
@@ -60,25 +35,22 @@ class DraftRank:
     Every method raises :class:`UserError` when the process has ended.
     """
 
-    def __init__(self, source: RankSource, target_device: torch.device) -> None:
+    def __init__(self, new_server: Callable[[], Any]) -> None:
+        """``new_server``: makes the :class:`tests.lab.emulation.sides.DraftServer` there."""
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = Path(self._folder.name, "rendezvous").as_uri()
-        # Not a fork of this process, which threads of torch and CUDA do not survive, but of a server process
-        # that has imported this module and nothing else.
+        # Not a fork of this process, which threads of torch do not survive, but of a server process that has
+        # imported this module and nothing else.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_run_rank, args=(theirs, source, rendezvous), name="draft", daemon=True
-        )
+        arguments = (theirs, new_server, rendezvous)
+        self._process = context.Process(target=_run_rank, args=arguments, name="draft", daemon=True)
         self._process.start()
         theirs.close()
-        self.num_threads = source.num_threads
-        self._remedy = source.remedy
-        self._target_device = target_device
         try:
             self._receive()
-            join_world(_topology(RANK_ZERO, target_device), rendezvous)
+            join_world(_topology(RANK_ZERO), rendezvous)
         except BaseException:
             self._end()
             raise
@@ -93,38 +65,26 @@ class DraftRank:
             self._process.join(END_S)
         self._end()
 
-    def build(self, order: Any) -> None:
-        """Build the draft for one engine, which must then run."""
-        self.call("build", order)
-
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the :class:`RankServer`."""
-        self._send(method, *arguments)
+        """Call a method of the :class:`tests.lab.emulation.sides.DraftServer`."""
+        with contextlib.suppress(OSError):
+            self._pipe.send((method, *arguments))
         return self._receive()
 
     @contextlib.contextmanager
-    def serving(self, wait: Wait | None = None) -> Iterator[ToRank]:
-        """The way to the draft of the engine that it was built for, which must run to its end inside.
-
-        ``wait``: for replies; by default as the target's device wants it.
-        """
-        self._send("serve")
+    def serving(self) -> Iterator[ToRank]:
+        """The way to the draft of the engine that it was built for, which must run to its end inside."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(("serve",))
         try:
-            yield ToRank(DRAFT_RANK, self._target_device, wait)
-            self._receive()
+            yield ToRank(DRAFT_RANK, CPU, link.busy_wait)
         except RuntimeError:
             # A broken connection does not say why it broke; the end of the process may.
             self._process.join(END_S)
-            if self._process.is_alive():
-                raise
-            self._raise_death()
-
-    def _send(self, method: str, *arguments: object) -> None:
-        """Call a method of the server; receive its result next."""
-        try:
-            self._pipe.send((method, *arguments))
-        except OSError:
-            self._raise_death()
+            if not self._process.is_alive():
+                self._receive()
+            raise
+        self._receive()
 
     def _receive(self) -> Any:
         """The next message. Raises :class:`UserError`: the process's own, or how it has ended."""
@@ -137,15 +97,9 @@ class DraftRank:
                 return message
         self._process.join(END_S)
         raise UserError(
-            f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
-            "measured with a draft in a process of its own; -9 means that it was killed, often because "
-            f"memory ran out: {self._remedy}"
+            f"the draft's process has ended with exit code {self._process.exitcode}; -9 means that it was "
+            "killed, often because memory ran out: leave out --modes synchronous asynchronous branches"
         )
-
-    def _raise_death(self) -> NoReturn:
-        """After the process has ended: raise the reason, which may come after other messages."""
-        while True:
-            self._receive()
 
     def _end(self) -> None:
         self._pipe.close()
@@ -168,21 +122,21 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _topology(rank: int, device: torch.device) -> Topology:
-    return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=device)
+def _topology(rank: int) -> Topology:
+    return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=CPU)
 
 
-def _run_rank(pipe: Connection, source: RankSource, rendezvous: str) -> None:
+def _run_rank(pipe: Connection, new_server: Callable[[], Any], rendezvous: str) -> None:
     """Main function of the process, which ends with the pipe."""
     try:
-        server = source.open()
+        server = new_server()
         pipe.send(None)
-        join_world(_topology(DRAFT_RANK, source.device), rendezvous)
+        join_world(_topology(DRAFT_RANK), rendezvous)
         while (call := pipe.recv()) is not None:
             method, *arguments = call
             pipe.send(getattr(server, method)(*arguments))
     except EOFError:
-        logger.warning("the emulation's process has ended; the draft's process ends too")
+        pass  # the emulation's process has ended
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else traceback.format_exc()
         with contextlib.suppress(OSError):
