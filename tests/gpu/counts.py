@@ -34,7 +34,7 @@ from tests.ranks import REPOSITORY
 
 PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
 FEW_LAYERS, MORE_LAYERS = 2, 4
-LENGTHS, NUM_NEW_TOKENS = (20, 9, 14, 12), 24
+LENGTHS, NUM_NEW_TOKENS = (20, 9, 14, 12), 32
 MEANS = ("synchronisations", "copies", "replays", "replayed kernels", "eager kernels")
 
 
