@@ -88,7 +88,6 @@ def generated() -> dict[str, str]:
     from specdist.data.stats.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
-    from tests.gpu import counts_tables, day_tables
     from tests.models import family_table
 
     return {
@@ -97,8 +96,6 @@ def generated() -> dict[str, str]:
         "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
         "tree": tree(),
         "kernels": compiled_kernels(),
-        "device-counts": counts_tables.markdown(),
-        day_tables.GPU: day_tables.markdown(),
         "families": family_table.markdown(),
         "main-families": family_table.main_families(),
         "plan": f"```\n{plan()}\n```",

@@ -15,7 +15,14 @@ import pytest
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import REPOSITORY, Mutant, Place, definitions, read_sources
 
-NUM_DANGEROUS = 13
+# Faults that would silently bias or lose output, each noticed by a test of its own: planted in every run.
+PLANTED = (
+    "recovered-token-drawn-from-targets-whole-distribution",
+    "all-positions-share-coupled-noise",
+    "accepted-candidates-are-appended-during-the-next-pass",
+    "page-known-by-own-tokens-alone",
+    "windowed-page-given-back-one-token-too-early",
+)
 TIMEOUT_S = 280
 
 # A mutant that changes nothing, one that never ends, one that is noticed, and one whose tests do not end the
@@ -54,7 +61,7 @@ def test_there_are_mutants_of_every_kind() -> None:
     names = [mutant.name for mutant in MUTANTS]
     assert len(names) == len(set(names)) >= 40
     assert not [name for name in names if " " in name], "a name is one word of a command line"
-    assert sum(mutant.is_dangerous for mutant in MUTANTS) == NUM_DANGEROUS
+    assert set(PLANTED) <= {mutant.name for mutant in MUTANTS if mutant.is_dangerous}
 
 
 def _meaning(path: Path, text: str) -> str:
@@ -141,10 +148,10 @@ def test_survivors_and_endless_mutants_are_noticed_and_reported(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_most_dangerous_are_noticed() -> None:
+def test_dangerous_ones_are_noticed() -> None:
     """``python -m tests.mutants`` plants all others too. The suite itself runs the tests on sound code."""
-    done = run("-m", "tests.mutants", "--dangerous", "--skip_sound")
+    done = run("-m", "tests.mutants", "--skip_sound", "--only", *PLANTED)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result == {"planted": NUM_DANGEROUS, "killed": NUM_DANGEROUS, "survivors": []}
+    assert result == {"planted": len(PLANTED), "killed": len(PLANTED), "survivors": []}
     assert "time-out" not in done.stdout and "collection" not in done.stdout, done.stdout

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = f"{Path(__file__).parent.parent.parent / 'specdist'}/"
-NUM_LINES = 12
 
 
 def project_line() -> str:
@@ -31,7 +30,6 @@ class Counts:
         copies: copies between host and device, by (kind, line). A kind is "H2D" or "D2H", "pinned" or
             "pageable" memory of the host, and "blocking" or "asynchronous", as in "H2D, pageable, blocking".
         synchronisations: waits of the host for the device by (reason, line); every blocking copy is one.
-        queries: how often the host asked, without waiting, whether an event has been reached, by line.
         num_replays: of graphs.
         captured_kernels: number of kernels of every graph that was captured.
     """
@@ -39,7 +37,6 @@ class Counts:
     kernels: Counter[str] = field(default_factory=Counter)
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
     synchronisations: Counter[tuple[str, str]] = field(default_factory=Counter)
-    queries: Counter[str] = field(default_factory=Counter)
     num_replays: int = 0
     captured_kernels: tuple[int, ...] = ()
 
@@ -54,19 +51,6 @@ class Counts:
     def num_copies(self, *words: str) -> int:
         """Number of copies whose kind has all of these words, such as ``"H2D", "asynchronous"``."""
         return sum(count for (kind, _), count in self.copies.items() if set(words) <= set(kind.split(", ")))
-
-    def report(self, num_lines: int = NUM_LINES) -> str:
-        """Totals, then the lines of the project that cause most of them."""
-        totals = (
-            f"{self.num_kernels} kernels, {self.num_replays} graph replays, {self.copies.total()} copies "
-            f"({self.num_copies('asynchronous')} asynchronous), {self.num_synchronisations} synchronisations"
-        )
-        waits = [
-            f"  {count:5} waits    {line:32} {reason}"
-            for (reason, line), count in self.synchronisations.most_common(num_lines)
-        ]
-        kernels = [f"  {count:5} kernels  {line}" for line, count in self.kernels.most_common(num_lines)]
-        return "\n".join([totals, *waits, *kernels])
 
 
 class Books:
@@ -90,7 +74,6 @@ class Books:
             Counter(kept.kernels),
             Counter(kept.copies),
             Counter(kept.synchronisations),
-            Counter(kept.queries),
             self._num_replays,
             tuple(self._captured_kernels),
         )
@@ -103,9 +86,6 @@ class Books:
 
     def book_synchronisation(self, reason: str) -> None:
         self._counts.synchronisations[reason, project_line()] += 1
-
-    def book_query(self) -> None:
-        self._counts.queries[project_line()] += 1
 
     def book_replay(self) -> None:
         self._num_replays += 1

@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
-from tests.gpu import first_costs, first_drafters, first_graphs, first_round, generating
+from tests.gpu import first_costs, first_drafters, first_graphs
 from tests.gpu.first_device import Bench
 from tests.gpu.first_kernels import compare_all
-from tests.gpu.first_sums import measure_sums
-from tests.gpu.project_kernels import ON_HOST
+from tests.kernels.plain import ON_HOST
 
-SUM_SIZES = (64, 4096)
 RIGHT = dict(ON_HOST)
 # As the step calls them.
 NAMES = {
@@ -119,22 +115,8 @@ def check_measuring_steps(folder: str) -> None:
     for name, run in (
         ("costs", first_costs.measure_all),
         ("graphs", first_graphs.record_all),
-        ("round", first_round.time_rounds),
         ("drafters", first_drafters.run_all),
     ):
         assert run(bench, Path(folder, name)) == 0
         (path,) = Path(folder, name).iterdir()
         assert json.loads(path.read_text())["is_fake"] is True
-
-
-def sums_on_a_rank(folder: str) -> int:
-    """Of a world of fake GPUs."""
-    generating.use_fake_device()
-    rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    bench = Bench(is_fake=True, index=rank)
-    found = measure_sums(bench, dist.get_world_size(), SUM_SIZES)
-    assert [one.num_bytes for one in found] == list(SUM_SIZES)
-    Path(folder, f"{rank}.json").write_text(json.dumps([one.way for one in found]))
-    return 0

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from tests.gpu.device import DEVICE, Counts, CudaTensor
 
@@ -62,19 +60,14 @@ def check_tensors() -> None:
 
 
 def check_current_device() -> None:
-    """Triton's kernels and events go to the current device, whatever that of their tensors."""
+    """Triton's kernels go to the current device, whatever that of their tensors."""
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
     from specdist.kernels.sampling import draw
 
     other = torch.ones(2, 4, device=torch.device("cuda", 1))
     uniforms = torch.zeros(2, device=other.device)
     assert "cuda:1, while cuda:0 is current" in refusal_of(lambda: draw(other, uniforms, not_finite=-1))
-    pinned = torch.ones(2, 4, pin_memory=True)
-    other.copy_(pinned, non_blocking=True)
-    assert "cuda:1, while cuda:0 is current" in refusal_of(torch.cuda.Event().record)
     torch.cuda.set_device(1)
-    other.copy_(pinned, non_blocking=True)
-    torch.cuda.Event().record()
     assert draw(other, uniforms, not_finite=-1).tolist() == [0, 0]
 
 
@@ -94,35 +87,24 @@ def check_devices() -> None:
         lambda: host.add_(x),
         lambda: x.add_(torch.ones(1)),
         lambda: torch.where(x > 2, x, host),
-        lambda: torch.where(host > 2, x, x),
         lambda: x.masked_fill(host > 2, 0.0),
-        lambda: torch.cat([x, host]),
         lambda: torch.cat([x, one[None]]),
-        lambda: torch.stack([x[0], one]),
-        lambda: x.dot(host),
         lambda: square @ torch.eye(2),
         lambda: torch.addmm(one, square, square),
         lambda: torch.nn.functional.linear(square, square, torch.ones(2)),
         lambda: x.index_select(0, host_index),
-        lambda: x.index_select(0, host_index[0]),
         lambda: host.index_select(0, index),
+        lambda: host[index],
         lambda: x.gather(0, host_index),
-        lambda: x.scatter(0, host_index, x[:2]),
         lambda: x.scatter(0, index, host[:2]),
         lambda: x.index_copy_(0, host_index, x[:2]),
-        lambda: x.index_copy_(0, index, host[:2]),
-        lambda: x.index_add(0, index, host[:2]),
         lambda: x.clone().index_put_((index,), host[:2]),
-        lambda: torch.searchsorted(x, host),
         lambda: torch.searchsorted(x, one),
         lambda: torch.nn.functional.embedding(host_index, square),
-        lambda: torch.sort(x, out=(host, torch.arange(6))),
         lambda: torch.topk(x, 2, out=(host[:2], index)),
     ]
     for number, function in enumerate(mixed):
         assert TWO_DEVICES in refusal_of(function), number
-    assert "indices should be either on cpu" in refusal_of(lambda: host[index])
-    assert "too many CPU scalars" in refusal_of(lambda: torch.addcmul(x, one, one))
 
 
 def check_counts() -> None:
@@ -174,29 +156,6 @@ def check_counts() -> None:
         lambda: recorded_event().query(),
     ):
         assert counts_of(function).num_synchronisations == 0
-    assert counts_of(lambda: recorded_event().query()).queries.total() == 1
-
-
-def check_copies_in_flight() -> None:
-    """A copy that the host has not waited for has not happened."""
-    x, pinned = torch.arange(3.0, device=GPU), torch.ones(3, pin_memory=True)
-    torch.cuda.synchronize()
-    fetched = x.to("cpu", non_blocking=True)
-    event = recorded_event()
-    later = (x + 1).to("cpu", non_blocking=True)
-    assert fetched.isnan().all()
-    event.synchronize()
-    assert fetched.tolist() == [0, 1, 2] and later.isnan().all()
-    torch.cuda.synchronize()
-    assert later.tolist() == [1, 2, 3]
-    x.copy_(pinned, non_blocking=True)
-    event = recorded_event()
-    event.synchronize()
-    pinned.zero_()
-    x.copy_(pinned, non_blocking=True)
-    event.synchronize()
-    pinned.fill_(2.0)
-    assert "overwritten" in refusal_of(torch.cuda.synchronize)
 
 
 def check_project_lines() -> None:
@@ -213,55 +172,3 @@ def recorded_event(**options: Any) -> torch.cuda.Event:
     event = torch.cuda.Event(**options)
     event.record()
     return event
-
-
-def check_flash_attention() -> None:
-    """The rules of its arguments, and its results against plain attention (by the probe for kernels)."""
-    starts = torch.tensor([0, 2], dtype=torch.int32, device=GPU)
-    table, used = (
-        torch.zeros(1, 1, dtype=torch.int32, device=GPU),
-        torch.tensor([2], dtype=torch.int32, device=GPU),
-    )
-
-    def attend(*, width: int = 16, dtype: torch.dtype = torch.bfloat16, num_heads: int = 4,
-               num_kv_heads: int = 2, page: int | None = None, **changed: Any) -> Tensor:  # fmt: skip
-        shape = (2,) if page is None else (1, page)
-        given = {
-            "query": torch.randn(2, num_heads, width).to(GPU, dtype),
-            "key": torch.randn(*shape, num_kv_heads, width).to(GPU, dtype),
-            "value": torch.randn(*shape, num_kv_heads, width).to(GPU, dtype),
-            "cu_seq_q": starts, "cu_seq_k": starts, "max_q": 2, "max_k": 2, "enable_gqa": True,
-            "seqused_k": None if page is None else used, "block_table": None if page is None else table,
-        }  # fmt: skip
-        result = varlen_attn(**given | changed)
-        assert isinstance(result, Tensor)
-        return result
-
-    attend()
-    attend(page=256)
-    attend(dtype=torch.float16, width=256)
-    long = torch.int64
-    for options, message in (
-        ({"dtype": torch.float32}, "only support fp16 and bf16"),
-        ({"width": 20}, "multiple of 8"),
-        ({"width": 264}, "at most 256"),
-        ({"page": 16}, "divisible by 256"),
-        ({"page": 128}, "divisible by 256"),
-        ({"key": torch.zeros(2, 2, 16, device=GPU)}, "same dtype"),
-        ({"value": torch.zeros(2, 2, 16, device=GPU, dtype=torch.float16)}, "same dtype"),
-        ({"cu_seq_q": starts.to(long)}, "cu_seqlens_q must have dtype int32"),
-        ({"cu_seq_k": starts.to(long)}, "cu_seqlens_k must have dtype int32"),
-        ({"cu_seq_k": None}, "cu_seqlens_k"),
-        ({"cu_seq_k": torch.stack([starts, starts], 1)[:, 0]}, "contiguous"),
-        ({"page": 256, "seqused_k": used.to(long)}, "seqused_k must have dtype int32"),
-        ({"page": 256, "block_table": table.to(long)}, "block_table must have dtype"),
-        (
-            {"query": torch.zeros(2, 16, 4, device=GPU, dtype=torch.bfloat16).transpose(1, 2)},
-            "last dimension",
-        ),
-        ({"max_q": 1}, "max_q"),
-        ({"max_k": 1}, "max_k"),
-        ({"num_heads": 3, "enable_gqa": True}, "multiple of kv heads"),
-        ({"cu_seq_q": starts.cpu()}, TWO_DEVICES),
-    ):
-        assert message in refusal_of(lambda options=options: attend(**options)), options

@@ -1,208 +1,157 @@
-"""Counts what the device is given, on a fake one: kernels, copies, synchronisations, replays, bytes.
+"""Counts what the device is given, on a fake one: kernels, copies, synchronisations, replays.
 
-    python -m tests.gpu.counts                       everything, a quarter of an hour
-    python -m tests.gpu.counts --fast                one family, a few policies, one batch size, one shape
-    python -m tests.gpu.counts --only kernels bytes  some of the sections
-    python -m tests.gpu.counts --output jobs/benchmarks/device-counts.json
+    python -m tests.gpu.counts            the last line on stdout is JSON
+    python -m tests.gpu.counts --write    also into specdist/lab/plan/counted.json, which the planner reads
 
-The last line on stdout is a JSON document. With ``--output`` it becomes the entry ``--name`` (``after``, or
-``before`` on an earlier commit) of that file, which the table in ``jobs/benchmarks/tables`` shows
-(``python -m tests.readme`` writes it), and ``after`` also becomes what the planner reckons with.
-
-- ``kernels_per_layer``: of a replayed pass, by family of models; ``kernels_of_pass``: also those outside of
-  layers, and those that are launched one by one.
-- ``syncs_per_round``: waits of the host for the device by side, acceptance rule and policy, in steady rounds
-  of four rows and at most four draft tokens, both models in one process. ``rounds`` has the most of them in
-  one round, and what else a round takes.
-- ``replay_share``: by policy and number of sequences, at most 20 draft tokens, in the last of
-  four runs; the others have recorded most of its shapes.
-- ``bytes_over_floor``: see traffic.py for what is counted as moved; the floor is weights plus live cache.
-
-Nothing here is a time, and nothing was measured on a GPU.
+Kernels are counted by what the device is given, whatever their size, so tiny models of two and of four layers
+tell the kernels of a layer. Nothing here is a time, and nothing was measured on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+
+from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.engine import Engine
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes import graphs
+from specdist.policies import LengthPolicy
+from tests.engine.harness import Harness, paged_runner, requests_for
+from tests.engine.heads import random_head
 from tests.gpu import device
+from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, policies, prompts
+from tests.gpu.observing import SIDES, Observer
+from tests.models.families import noisy_copy, tiny_model
 from tests.ranks import REPOSITORY
 
-SECTIONS = ("kernels", "syncs", "replays", "bytes")
-NUM_SEQUENCES = (1, 8, 32, 128)
-COUNTED = REPOSITORY / "jobs/benchmarks/device-counts.json"
 PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
-FAST_POLICIES = ("fixed", "confidence")
+FEW_LAYERS, MORE_LAYERS = 2, 4
+LENGTHS, NUM_NEW_TOKENS = (20, 9, 14, 12), 32
+MEANS = ("synchronisations", "copies", "replays", "replayed kernels", "eager kernels")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.counts", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections")
-    parser.add_argument("--fast", action="store_true", help="a small part of every section")
-    parser.add_argument("--policies", nargs="+", help="these policies")
-    parser.add_argument("--num_sequences", nargs="+", type=int, default=list(NUM_SEQUENCES))
-    parser.add_argument("--output", type=Path, help="file of counts to write the entry into")
-    parser.add_argument("--name", choices=("before", "after"), default="after", help="of the entry")
-    return parser.parse_args(arguments)
+def kernels_of_family(family: str) -> dict[str, int]:
+    """Kernels of a replayed pass in bfloat16: of a layer, those outside of layers, and eager ones beside the
+    graph."""
+    (few, eager), (more, _) = (kernels_of_pass(family, layers) for layers in (FEW_LAYERS, MORE_LAYERS))
+    per_layer, rest = divmod(more - few, MORE_LAYERS - FEW_LAYERS)
+    assert rest == 0
+    return {"per_layer": per_layer, "outside_of_layers": few - FEW_LAYERS * per_layer, "eager": eager}
 
 
-def count(options: argparse.Namespace) -> dict[str, Any]:
-    """The document, on a device that is installed."""
-    from tests.gpu import counting
-    from tests.gpu.policies import policies
-    from tests.models.families import FAMILIES
+def kernels_of_pass(family: str, num_layers: int) -> tuple[int, int]:
+    """Kernels in the graph of a pass of four rows with one new token each, and eager ones beside it."""
+    model = tiny_model(family, num_hidden_layers=num_layers).bfloat16()
+    runner = paged_runner(model, device=GPU)
+    runner.allocate(num_pages=4, page_size=PAGE_SIZE, num_slots=4, max_seq_len=PAGE_SIZE)
+    batch = FlatBatch(np.full(4, 5), np.arange(4), np.zeros(4, np.int64))
+    device.DEVICE.reset()
+    runner.forward(batch, range(4))
+    (in_graph,) = device.DEVICE.counts().captured_kernels
+    device.DEVICE.reset()
+    runner.forward(batch, range(4))
+    counts = device.DEVICE.counts()
+    assert counts.num_replays == 1
+    return in_graph, counts.num_kernels
 
-    found: dict[str, Any] = {}
-    families = ["llama"] if options.fast else list(FAMILIES)
-    shapes = {"1B": counting.SHAPES["1B"]} if options.fast else counting.SHAPES
-    names = list(policies(1))
-    names = options.policies or (list(FAST_POLICIES) if options.fast else names)
-    sizes = [8] if options.fast else options.num_sequences
-    if "kernels" in options.only:
-        found["kernels_of_pass"] = {family: counting.kernels_of_family(family) for family in families}
-        found["kernels_per_layer"] = {
-            family: counts["per_layer"] for family, counts in found["kernels_of_pass"].items()
-        }
-    if "syncs" in options.only:
-        rules = ["greedy", "rejection"] if options.fast else list(counting.RULES)
-        found |= _syncs(rules, names)
-    if "replays" in options.only:
-        found["replay_share"] = _replays(sizes, names[-1:] if options.fast else names)
-    if "bytes" in options.only:
-        passes = {"step": 1, "block": counting.BLOCK_TOKENS}
-        found["bytes_of_pass"] = {
-            name: counting.bytes_of_shape(shape, passes) for name, shape in shapes.items()
-        }
-        found["bytes_over_floor"] = {
-            shape: {kind: counts["ratio"] for kind, counts in kinds.items()}
-            for shape, kinds in found["bytes_of_pass"].items()
+
+class Rounds:
+    """Runs of one pair of models, again and again in the same engine."""
+
+    def __init__(self, *, has_head: bool = False) -> None:
+        target = tiny_model("llama", num_hidden_layers=2).bfloat16()
+        draft = noisy_copy(target)
+        self.harness = Harness(
+            target,
+            draft,
+            device=GPU,
+            head=random_head(draft, uses_features=True) if has_head else None,
+            num_draft_tokens=MAX_DRAFT_TOKENS,
+            max_new_tokens=NUM_NEW_TOKENS,
+            max_num_seqs=len(LENGTHS),
+            max_num_batched_tokens=256,
+            max_seq_len=max(LENGTHS) + NUM_NEW_TOKENS + MAX_DRAFT_TOKENS + 1,
+            num_pages=96,
+        )
+        self.observer = Observer(*(runner.model for runner in self.harness.runners))
+
+    def steady(self, rule: str, policy: Callable[[], LengthPolicy]) -> list[dict[str, Counter[str]]]:
+        """The counts of every round by side, in which all rows decode and nothing is recorded any more."""
+        self._run(rule, policy)
+        found = self._run(rule, policy)
+        assert found, "no steady round"
+        return found
+
+    def _run(self, rule: str, policy: Callable[[], LengthPolicy]) -> list[dict[str, Counter[str]]]:
+        rounds: list[dict[str, Counter[str]]] = []
+        observer, one_round = self.observer, Engine.step
+
+        def counted(engine: Engine) -> Generator[Any, None, bool]:
+            before = observer.snapshot()
+            is_over = yield from one_round(engine)
+            plan, counts = engine.round.plan, observer.since(before)
+            decodes = all(sequence.finish_reason is None for sequence in plan.decoding)
+            is_whole = len(plan.decoding) == len(LENGTHS) and not plan.chunks and decodes
+            if is_whole and not is_over and not any(counts[side]["graphs"] for side in SIDES):
+                rounds.append(counts)
+            return is_over
+
+        self.harness.settings, self.harness.policy = RULES[rule], policy()
+        with observer.active(), patch.object(Engine, "step", counted):
+            self.harness.generate(requests_for(prompts(LENGTHS)))
+        return rounds
+
+
+def syncs_of(rounds: Rounds, rule: str, policy: str) -> dict[str, list[int]]:
+    """By side, how often the host waits for the device in each steady round."""
+    found = rounds.steady(rule, policies(MAX_DRAFT_TOKENS)[policy])
+    return {side: [counts[side]["synchronisations"] for counts in found] for side in SIDES}
+
+
+def planned() -> dict[str, dict[str, float]]:
+    """What the planner reckons with, by side and for each pass of its model: rejection, and blocks of a fixed
+    length. The tensors that a layer reads and writes stay what the file says: they were counted at commit
+    ea24f3e3."""
+    known = json.loads(PLANNED.read_text(encoding="utf-8"))
+    per_layer = kernels_of_family("llama")["per_layer"]
+    rounds = Rounds()
+    steady = rounds.steady("rejection", policies(MAX_DRAFT_TOKENS)["fixed"])
+    num_layers = rounds.harness.runners[0].model.config.num_hidden_layers
+    found = {}
+    for side in SIDES:
+        total = sum((counts[side] for counts in steady), Counter[str]())
+        num_passes = total["replayed passes"] + total["eager passes"]
+        of_pass = {name: total[name] / num_passes for name in MEANS}
+        outside = of_pass.pop("replayed kernels") - num_layers * per_layer
+        found[side] = known[side] | {
+            "kernels_per_layer": float(per_layer),
+            "kernels_outside_of_layers": round(outside, 2),
+            **{name.replace(" ", "_"): round(number, 2) for name, number in of_pass.items()},
         }
     return found
-
-
-def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
-    from tests.gpu import counting
-    from tests.gpu.policies import READS_HEAD, policies
-
-    rounds: dict[str, Any] = {}
-    for has_head in (False, True):
-        own = [name for name in names if (name in READS_HEAD) == has_head]
-        if not own:
-            continue
-        for rule in rules:
-            # Graphs of other rules would take the room for this one's.
-            runs = counting.Runs(
-                num_rows=counting.NUM_ROWS,
-                cap=counting.NUM_DRAFT_TOKENS,
-                num_new_tokens=counting.NUM_NEW_TOKENS,
-                has_head=has_head,
-            )
-            for name in own:
-                policy = policies(counting.NUM_DRAFT_TOKENS)[name]
-                rounds.setdefault(rule, {})[name] = counting.steady_rounds(runs, rule, policy)
-                note(f"synchronisations: {rule}, {name}")
-    syncs = {
-        side: {
-            rule: {name: round_[side]["synchronisations"] for name, round_ in of_rule.items()}
-            for rule, of_rule in rounds.items()
-        }
-        for side in counting.SIDES
-    }
-    return {"syncs_per_round": syncs, "rounds": rounds}
-
-
-def _replays(sizes: list[int], names: list[str]) -> dict[str, Any]:
-    from tests.gpu import counting
-    from tests.gpu.policies import READS_HEAD, policies
-
-    found: dict[str, Any] = {}
-    for name in names:
-        for num_rows in sizes:
-            # A new engine each: graphs of one policy's run would serve the next.
-            runs = counting.Runs(
-                num_rows=num_rows,
-                cap=counting.MAX_DRAFT_TOKENS,
-                num_new_tokens=counting.NUM_RUN_TOKENS,
-                has_head=name in READS_HEAD,
-            )
-            policy = policies(counting.MAX_DRAFT_TOKENS)[name]
-            found.setdefault(name, {})[str(num_rows)] = counting.replay_share(runs, policy)
-            note(f"replays: {name}, {num_rows} sequences")
-    return found
-
-
-def note(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
-    sys.stderr.flush()
-
-
-def planned(found: dict[str, Any]) -> dict[str, Any]:
-    """What the planner reckons with, by side: a round of the rejection rule with fixed lengths."""
-    from tests.gpu import counting
-
-    of_pass = found["kernels_of_pass"]["llama"]
-    of_layers = counting.NUM_LAYERS * of_pass["per_layer"]
-    # Of a whole model: shards of one have fewer.
-    shape = "8B" if "8B" in found["bytes_of_pass"] else "1B"
-    other_bytes = found["bytes_of_pass"][shape]["block"]["other_bytes_per_token_and_layer"]
-    sides = {}
-    for side, counts in found["rounds"]["rejection"]["fixed"].items():
-        sides[side] = {
-            "kernels_per_layer": of_pass["per_layer"],
-            "kernels_outside_of_layers": round(counts["replayed kernels"] / counts["passes"] - of_layers, 2),
-            **{
-                name.replace(" ", "_"): round(counts[name] / counts["passes"], 2)
-                for name in ("eager kernels", "copies", "replays", "synchronisations")
-            },
-            "tensors_per_layer": round(other_bytes / (2 * counting.SHAPES[shape].hidden_size), 1),
-        }
-    return sides
-
-
-def write(path: Path, name: str, found: dict[str, Any]) -> None:
-    """Into the file of counts, and where the planner reads."""
-    entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    run = {
-        "command": " ".join(["python", "-m", "tests.gpu.counts", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-    entries[name] = _merged(entries.get(name, {}), run | found)
-    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    complete = {"kernels_of_pass", "rounds", "bytes_of_pass"} <= entries[name].keys()
-    if name == "after" and complete and path.resolve() == COUNTED:
-        PLANNED.write_text(json.dumps(planned(entries[name]), indent=2) + "\n", encoding="utf-8")
-
-
-def _merged(old: Any, new: Any) -> Any:
-    """What was counted anew takes the place of what was there; the rest stays."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    reason = device.why_not()
-    if reason is not None:
-        note(f"no device can be faked here: {reason}")
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.counts", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"write {PLANNED.relative_to(REPOSITORY)}")
+    options = parser.parse_args(arguments)
+    if (reason := device.why_not()) is not None:
+        sys.stderr.write(f"no device can be faked here: {reason}\n")
         return 1
     device.prepare()
     device.install(graphs.NUM_WARMUPS)
-    found = count(options)
-    if options.output is not None:
-        write(options.output, options.name, found)
+    found = planned()
+    if options.write:
+        PLANNED.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{json.dumps(found)}\n")
     return 0
 

@@ -1,34 +1,36 @@
-"""The engine on the fake device against the engine on a CPU, in one process.
+"""The engine on the fake device against the engine on a CPU, in one process and in float32.
 
-In float32 the CPU's run is the one of every other test: ragged passes, SDPA. In bfloat16 two ways to sum give
-other tokens, so there the CPU runs the device's kernels, in static passes, and answers to the last bit.
+There the CPU's run is the one of every other test: ragged passes and SDPA. Two devices differ by rounding
+only, which changes no token here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
-from specdist.models.attention.kernel import TritonKernel, VarlenKernel
-from specdist.models.passes.acceleration import Acceleration
-from specdist.policies import LengthPolicy
+from specdist.policies import (
+    ConfidenceThreshold,
+    FixedLength,
+    GammaTunePlus,
+    Goodput,
+    LengthPolicy,
+    SpecDecPlusPlus,
+    Sprinter,
+)
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
-from tests.gpu import project_kernels
 from tests.gpu.device import DEVICE
-from tests.gpu.flash_attention import flash_attention
 from tests.models.families import VOCAB_SIZE
 
 GPU = torch.device("cuda", 0)
@@ -45,6 +47,7 @@ MODES: dict[str, dict[str, int]] = {
     "asynchronous": {"num_ahead_tokens": MAX_DRAFT_TOKENS + 1},
     "branches": {"num_ahead_tokens": MAX_DRAFT_TOKENS + 1, "num_branches": 2},
 }
+COSTS = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
 # Prompts that share a pass, one that is cut into chunks, and a row that waits until another has finished.
 PROMPT_LENGTHS = (20, 9, 40, 14)
 SIZES: dict[str, int] = {
@@ -54,7 +57,23 @@ SIZES: dict[str, int] = {
     "max_seq_len": 96,
     "num_pages": 96,
 }
-KERNELS = (VarlenKernel(), TritonKernel())
+
+
+def policies(cap: int) -> dict[str, Callable[[], LengthPolicy]]:
+    """A policy of every kind, with thresholds at which blocks of the tiny models have several lengths."""
+    most = {"max_draft_tokens": cap}
+    return {
+        "fixed": lambda: FixedLength(cap),
+        "confidence": lambda: ConfidenceThreshold(stop_probability=0.4, **most),
+        "gammatune_plus": lambda: GammaTunePlus(
+            num_draft_tokens=3, min_draft_tokens=1, length_bonus=2.0, length_rate=0.5, stop_probability=0.4,
+            **most,
+        ),
+        "goodput": lambda: Goodput(costs=COSTS, is_coupled=False, **most),
+        "specdecpp": lambda: SpecDecPlusPlus(stop_threshold=0.7, **most),
+        "goodput+head": lambda: Goodput(costs=COSTS, is_coupled=False, reads_head=True, **most),
+        "sprinter": lambda: Sprinter(verifier_threshold=0.5, **most),
+    }  # fmt: skip
 
 
 @dataclass
@@ -71,54 +90,27 @@ class Pair:
     def __post_init__(self) -> None:
         options = SIZES | self.options
         self.on_gpu = Harness(self.target, self.draft, device=GPU, **options)
-        if self.target.dtype == torch.float32:
-            self.on_cpu = Harness(self.target, self.draft, **options)
-            return
-        with host_kernels():
-            self.on_cpu = Harness(
-                self.target,
-                self.draft,
-                acceleration=Acceleration(is_static=True, kernels=KERNELS),
-                **options,
-            )
-        for runner in self.on_cpu.runners:
-            runner.torch_pass._linears = None
+        self.on_cpu = Harness(self.target, self.draft, **options)
 
-    def check(
-        self,
-        settings: SamplingSettings,
-        new_policy: Callable[[], LengthPolicy],
-        rows: list[list[int]] | None = None,
-    ) -> None:
+    def check(self, rule: str | SamplingSettings, policy: str, rows: list[list[int]] | None = None) -> None:
         """Both give the same rows; the device replayed graphs and gave none of them up."""
-        expected = self.expected(settings, new_policy, rows)
+        with _disable_current_modes():
+            expected = generate(self.on_cpu, rule, policy, rows)
         DEVICE.reset()
         messages: list[str] = []
         with warnings_into(messages):
-            found = generate(self.on_gpu, settings, new_policy, rows)
+            found = generate(self.on_gpu, rule, policy, rows)
         assert not messages
-        assert outcomes(found) == outcomes(expected), f"{settings} {new_policy()}"
+        assert outcomes(found) == outcomes(expected), f"{rule} {policy}"
         assert DEVICE.counts().num_replays > 0
-
-    def expected(
-        self,
-        settings: SamplingSettings,
-        new_policy: Callable[[], LengthPolicy],
-        rows: list[list[int]] | None = None,
-    ) -> list[Completion]:
-        """The rows that the CPU gives."""
-        with host_kernels(), _disable_current_modes():
-            return generate(self.on_cpu, settings, new_policy, rows)
 
 
 def generate(
-    replica: Harness,
-    settings: SamplingSettings,
-    new_policy: Callable[[], LengthPolicy],
-    rows: list[list[int]] | None = None,
+    replica: Harness, rule: str | SamplingSettings, policy: str, rows: list[list[int]] | None = None
 ) -> list[Completion]:
     """With a new policy: some learn during a run."""
-    replica.settings, replica.policy = settings, new_policy()
+    replica.settings = RULES[rule] if isinstance(rule, str) else rule
+    replica.policy = policies(MAX_DRAFT_TOKENS)[policy]()
     return replica.generate(requests_for(prompts() if rows is None else rows))
 
 
@@ -142,19 +134,3 @@ def warnings_into(messages: list[str]) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-@contextlib.contextmanager
-def host_kernels() -> Iterator[None]:
-    """The attention kernels for tensors on the host, by the same arithmetic as on the fake device."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch("torch.nn.attention.varlen.varlen_attn", _host_varlen_attn))
-        # Without Triton neither device has the project's kernel.
-        if importlib.util.find_spec("triton"):
-            name = "specdist.kernels.paged_attention.paged_attention"
-            stack.enter_context(patch(name, project_kernels.paged_attention))
-        yield
-
-
-def _host_varlen_attn(*arguments: Any, **options: Any) -> Tensor:
-    return flash_attention(*arguments, **options)[0]

@@ -7,14 +7,14 @@
     python -m tests.gpu.first_day --fake             the steps that a CPU can do, to try this program itself;
                                                      measurements are of a fake device, and mean nothing
 
-What the fake device of the tests cannot show, and these commands are for:
+What the tests cannot show on a CPU and on their fake device, and these commands are for:
 
 - Races between streams: there all work is done at once, when it is called. A missing wait goes unnoticed.
-- NCCL's own blocking: its calls return before the others have come, hang where gloo raises an error, and
-  inside a graph are kernels that keep a device busy. There gloo carries them, when all have met.
-- Memory: there only tensors are counted; what NCCL's connections and a graph's kernels take is made up. What
-  they need, what fragments, and what is left when a rank has started over, is only known here.
-- Kernels' accuracy, and which kernel is chosen: FlashAttention is there its own checks and plain attention.
+- NCCL's own blocking: ranks of the tests are joined by gloo. NCCL's calls return before the others have come,
+  hang where gloo raises an error, and inside a graph are kernels that keep a device busy.
+- Memory: there only tensors are counted; what a graph's kernels take is made up. What they and NCCL's
+  connections need, what fragments, and what is left when a rank has started over, is only known here.
+- Kernels' accuracy, and which kernel is chosen: there are plain operations in their place.
 - Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
 - Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
 

@@ -36,9 +36,9 @@ from specdist.models.quantized.quantized_linear import Product, QuantizedLinear,
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
 from specdist.sampling.processing.filters import plain_probabilities
 from specdist.utils.errors import short_text
-from tests.gpu import project_kernels as plain
 from tests.gpu.first_device import Bench, Shape, say, step, table
 from tests.gpu.first_recurrent import STATES, by_library, largest_share, states
+from tests.kernels import plain
 
 PAGE_SIZE = 16
 RULES = AttentionRules(None, None, None)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.gpu import project_kernels as plain
 from tests.gpu.first_device import Bench
+from tests.kernels import plain
 
 # By models: (kernel, heads, numbers of a head, groups, numbers of a state beside them); of the delta rule the
 # numbers are a value's, and the others a key's.

@@ -107,10 +107,6 @@ def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]
              title="what the steps before have measured, as calibration.json for jobs/plan.py --calibration",
              tells="whether it is complete, and nothing in it impossible",
              command=[PYTHON, "-m", "tests.gpu.first_calibration", str(output)]),
-        Step(name="round", runs_on_cpu=True,
-             title="a target of 8B and a draft of 1B on one GPU: where the time of a round goes",
-             tells="times of phases and kernels at batch 1, 8 and 32, greedy and with top-p",
-             command=command("first_round", "round")),
     ]  # fmt: skip
     return [replace(step, skips=skips) for step in steps]
 

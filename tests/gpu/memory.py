@@ -11,22 +11,21 @@ class DeviceMemory:
     """Bytes on one device of one process.
 
     Torch's allocator keeps what it once had for other tensors until it is told to release it. A recorded pass
-    has the memory of its tensors for good, and all of one pool share it. Beside the allocator is what others
-    take: ``outside``, by their names.
+    has the memory of its tensors for good, and all of one pool share it; beside the allocator it has that of
+    its kernels, ``of_graphs``.
 
     Attributes:
         held: of tensors that are referred to.
         reserved: held by the allocator, with what it keeps, and without pools.
         peak, peak_taken: the most of ``held`` and pools, and of all together; ``others`` not counted.
-        kernel, connection: taken for every kernel of a graph, and at the first use of an algorithm of NCCL's.
+        kernel: taken for every kernel of a graph.
     """
 
     def __init__(self) -> None:
         self.total = 80 * GIB
         self.others = 10 * GIB
         self.held = self.reserved = self.peak = self.peak_taken = 0
-        self.kernel = self.connection = 0
-        self.outside: dict[str, int] = {}
+        self.kernel = self.of_graphs = 0
         self.pools: dict[object, int] = {}
         self._before_capture: int | None = None
         self._peak_of_capture = 0
@@ -38,7 +37,7 @@ class DeviceMemory:
 
     @property
     def taken(self) -> int:
-        return self.allocated + sum(self.outside.values())
+        return self.allocated + self.of_graphs
 
     @property
     def free(self) -> int:
@@ -68,11 +67,6 @@ class DeviceMemory:
     def empty_cache(self) -> None:
         self.reserved = self.held
 
-    def take(self, name: str, num_bytes: int) -> None:
-        """A library takes more, and keeps it."""
-        self.outside[name] = self.outside.get(name, 0) + num_bytes
-        self._look()
-
     def begin_capture(self) -> None:
         self._before_capture, self._peak_of_capture = self.held, 0
 
@@ -80,7 +74,8 @@ class DeviceMemory:
         """Of tensors that the capture has allocated nothing is held: they are in the pool."""
         self._before_capture = None
         self.pools[pool] = max(self.pools.get(pool, 0), self._peak_of_capture)
-        self.take("graphs", num_kernels * self.kernel)
+        self.of_graphs += num_kernels * self.kernel
+        self._look()
 
     def _look(self) -> None:
         self.peak = max(self.peak, self.held + sum(self.pools.values()))

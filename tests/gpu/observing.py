@@ -18,8 +18,6 @@ from torch import nn
 from tests.gpu.books import PACKAGE, Books
 from tests.gpu.device import DEVICE
 from tests.gpu.streams import CUDAGraph
-from tests.gpu.tensor import FakeDevice
-from tests.gpu.traffic import address, moved_bytes
 
 DRAFT_SIDE = f"{PACKAGE}engine/draft/draft_worker.py"
 SIDES = ("target", "draft")
@@ -40,14 +38,12 @@ class Observer:
 
     ``counts[side]`` has ``eager kernels``, ``replayed kernels`` (of graphs, at each replay), ``replays``,
     ``graphs``, ``synchronisations``, ``copies`` between host and device, ``eager passes`` and ``replayed
-    passes`` of a model; and if it ``weighs`` kernels, ``bytes of`` what they move (traffic.py).
+    passes`` of a model.
     """
 
-    def __init__(self, *models: nn.Module, weighs: bool = False) -> None:
+    def __init__(self, *models: nn.Module) -> None:
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in SIDES}
         self._models = models
-        self._weights = {address(weight) for model in models for weight in model.parameters()}
-        self._weighs = weighs
         self._captured: Counter[str] = Counter()
         self._of_graph: dict[int, tuple[CUDAGraph, Counter[str]]] = {}
 
@@ -69,7 +65,6 @@ class Observer:
                 (CUDAGraph, "capture_begin", lambda *_: self._captured.clear()),
                 (CUDAGraph, "capture_end", self._note_graph),
                 (CUDAGraph, "replay", self._note_replay),
-                (FakeDevice, "_run_on_device", self._weigh),
             ):
                 stack.enter_context(patch.object(owner, name, _noted(getattr(owner, name), note)))
             for model in self._models:
@@ -96,14 +91,6 @@ class Observer:
         counts = self.counts[side()]
         counts["replays"] += 1
         counts.update(self._of_graph[id(graph)][1])
-
-    def _weigh(
-        self, device: Any, function: Any, operator: Any, args: Any, kwargs: Any, tensors: Any, index: Any,
-        result: Any,
-    ) -> None:  # fmt: skip
-        if self._weighs:
-            for kind, number in moved_bytes(operator, args, kwargs, result, self._weights).items():
-                self._add(f"bytes of {kind}", number)
 
 
 def _noted(function: Any, note: Any) -> Any:

@@ -46,8 +46,8 @@ INDEXING = frozenset(
 )
 # Elementwise operators that torch does not tag as such.
 ELEMENTWISE = frozenset(["floor_divide", "floor_divide_", "rsub"])
-# The arguments in which a tensor of the host without dimensions is taken as a number.
-NUMBERS = {"fill": 1, "fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}
+# Others that take a tensor of the host without dimensions as a number.
+TAKING_NUMBERS = INDEXING | {"fill", "fill_", "masked_fill", "masked_fill_", "index_fill", "index_fill_"}
 COPYING = frozenset(["copy_", "_to_copy"])
 
 
@@ -118,40 +118,22 @@ def argument(at: tuple[int, str], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def why_devices_differ(operator: Operator, args: Sequence[Any], tensors: Sequence[Tensor]) -> str | None:
-    """The error of eager CUDA for tensors of several devices in one operator; None if it accepts them."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) < 2 or operator.name in COPYING:
+    """The error of eager CUDA for tensors of several devices in one operator; None if it accepts them: a
+    number of the host beside tensors of a device, or an index on the host."""
+    if operator.name in COPYING:
         return None
-    if operator.name in INDEXING:
-        return _why_index_differs(args)
-    number = NUMBERS.get(operator.name)
-    numbers = [t for t in tensors if t.device.type == "cpu" and t.dim() == 0]
-    if number is not None:
-        is_number = len(numbers) == 1 and len(args) > number and args[number] is numbers[0]
-        devices = {tensor.device for tensor in tensors if not (is_number and tensor is numbers[0])}
-        if operator.name.startswith("fill"):
-            return None if args[number].dim() == 0 else "fill_ only supports 0-dimension value tensor"
-    elif operator.is_elementwise and numbers:
-        # A kernel takes one such number among its arguments; where() takes three, with a copy of each.
-        if len(numbers) > 1 and operator.name != "where":
-            return "Trying to pass too many CPU scalars to non-CPU kernel!"
-        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu" or tensor.dim()}
+    if operator.name in INDEXING and args[0].is_cuda:
+        tensors = [tensor for tensor in (args[0], *args[2:3]) if isinstance(tensor, Tensor)]
+    takes_number = operator.is_elementwise or operator.name in TAKING_NUMBERS
+    devices = {
+        tensor.device
+        for tensor in tensors
+        if not (takes_number and tensor.device.type == "cpu" and tensor.dim() == 0)
+    }
     if len(devices) < 2:
         return None
     names = " and ".join(sorted(map(str, devices), reverse=True)[:2])
     return f"Expected all tensors to be on the same device, but found at least two devices, {names}!"
-
-
-def _why_index_differs(args: Sequence[Any]) -> str | None:
-    """An index may lie on the host; a number that is put somewhere may, too."""
-    device = args[0].device
-    for index in args[1]:
-        if index is not None and index.device not in (device, torch.device("cpu")):
-            return f"indices should be either on cpu or on the same device as the indexed tensor ({device})"
-    values = args[2] if len(args) > 2 else None
-    if values is not None and values.device != device and (values.dim() or values.device.type != "cpu"):
-        return f"Expected all tensors to be on the same device, but found {device} and {values.device}!"
-    return None
 
 
 def waits(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:

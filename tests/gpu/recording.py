@@ -34,17 +34,10 @@ class Step(NamedTuple):
     """
 
     function: Callable[..., Any]
-    operator: Operator | Work
+    operator: Operator
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Tensor, ...]
-
-
-class Work(NamedTuple):
-    """Takes the place of an operator where a step is not one of torch's; it returns nothing."""
-
-    def new_results(self, result: Any) -> tuple[Tensor, ...]:
-        return ()
 
 
 class Recording:
@@ -77,11 +70,6 @@ class Recording:
         for tensor, memory in tensors:
             if (key := storage_key(tensor)) not in self._own:
                 self._outside[key] = weakref.ref(memory)
-
-    def add(self, function: Callable[[], Any]) -> None:
-        """A kernel that is not one of torch's operators, such as a collective's: every replay calls it."""
-        self.add_kernel()
-        self._steps.append(Step(function, Work(), (), {}, ()))
 
     def run(
         self, function: Callable[..., Any], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]

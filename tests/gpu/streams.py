@@ -36,7 +36,6 @@ class Stream:
 
     def query(self) -> bool:
         DEVICE.refuse_in_capture()
-        DEVICE.books.book_query()
         return True
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -54,11 +53,7 @@ class Stream:
 
 
 class Event:
-    """``torch.cuda.Event``: remembers when the host recorded it, which is when the work before it was done.
-
-    ``DEVICE.query_delay`` says how many times an event answers ``query`` with False first, as one does on a
-    device that is still at work.
-    """
+    """``torch.cuda.Event``: remembers when the host recorded it, by when the work before it was done."""
 
     def __init__(
         self,
@@ -69,35 +64,23 @@ class Event:
     ) -> None:
         self._is_timed = enable_timing
         self._recorded_ns: int | None = None
-        self._mark = 0
-        self._num_queries_left = self._num_drains = 0
         self.is_captured = False
 
     def record(self, stream: Stream | None = None) -> None:
-        if stream is None:
-            DEVICE.check_current(DEVICE.copied_index, "an event after a copy")
         self.is_captured = DEVICE.recording is not None and (stream is None or stream is _Current.stream)
         self._recorded_ns = time.perf_counter_ns()
-        self._mark = DEVICE.in_flight.mark()
-        self._num_queries_left = DEVICE.query_delay
-        self._num_drains = DEVICE.num_drains
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or _Current.stream).wait_event(self)
 
     def synchronize(self) -> None:
         self._refuse_if_captured()
-        DEVICE.synchronise("torch.cuda.Event.synchronize", self._mark)
-        self._num_queries_left = 0
+        DEVICE.synchronise("torch.cuda.Event.synchronize")
 
     def query(self) -> bool:
         self._refuse_if_captured()
         DEVICE.refuse_in_capture()
-        DEVICE.books.book_query()
-        is_done = self._is_done()
-        if is_done:
-            DEVICE.in_flight.reach(self._mark)
-        return is_done
+        return True
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to the other; both were recorded with timing, and are done."""
@@ -105,14 +88,7 @@ class Event:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_ns is None or end_event._recorded_ns is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (self._is_done() and end_event._is_done()):
-            raise ValueError("Both events must be completed before calculating elapsed time.")
         return (end_event._recorded_ns - self._recorded_ns) / NANOSECONDS_PER_MS
-
-    def _is_done(self) -> bool:
-        self._num_queries_left -= 1
-        # Whoever has waited for all work since has waited for this too.
-        return self._num_queries_left < 0 or self._num_drains < DEVICE.num_drains
 
     def _refuse_if_captured(self) -> None:
         if self.is_captured:
@@ -137,7 +113,6 @@ class CUDAGraph:
         self._stream, self._pool = _Current.stream, pool
         self._recording = DEVICE.recording = Recording()
         DEVICE.memory.begin_capture()
-        DEVICE.faults.begin_capture()
 
     def capture_end(self) -> None:
         recording, DEVICE.recording = self._recording, None

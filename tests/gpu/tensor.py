@@ -11,18 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.gpu.books import Books, Counts, project_line
-from tests.gpu.faults import Faults
-from tests.gpu.flash_attention import flash_attention
-from tests.gpu.in_flight import InFlight
 from tests.gpu.memory import DeviceMemory
 from tests.gpu.operators import COPYING, Operator, argument, operator_of, waits, why_devices_differ
-from tests.gpu.project_kernels import ON_HOST
 from tests.gpu.recording import Recording, storage_key
+from tests.kernels.plain import ON_HOST
 
 CPU = torch.device("cpu")
 # The plain implementation of scaled-dot-product attention, which any device can run.
 MATH_ATTENTION = 0
-VARLEN_ATTENTION = "_varlen_attn"
 UNPINNED_IN_CAPTURE = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
     "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
@@ -120,23 +116,15 @@ class FakeDevice(TorchDispatchMode):
         books: what was done since :meth:`reset`; :meth:`counts` reads them.
         index: of the device that is current in this process.
         memory: of the device, as far as this process takes it.
-        query_delay: how often an event answers that it is not done, before it is.
-        in_flight: copies that the host has not waited for.
-        num_drains: how often the host has waited for all work.
         recording: the capture that is under way on the current stream.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.books = Books()
-        self.faults = Faults()
         self.index = 0
         self.memory = DeviceMemory()
-        self.query_delay = self.num_drains = 0
         self.recording: Recording | None = None
-        # Where the newest copy that the host does not wait for went; None on the host.
-        self.copied_index: int | None = None
-        self.in_flight = InFlight()
         # Held for good, so that no other memory gets the address of a pinned one.
         self._pinned: dict[int, torch.UntypedStorage] = {}
 
@@ -153,31 +141,17 @@ class FakeDevice(TorchDispatchMode):
         """The work since the last :meth:`reset`."""
         return self.books.counts()
 
-    def fail_at(self, *, allocation: int | None = None, capture: int | None = None, within: str = "") -> None:
-        """Raise ``torch.OutOfMemoryError`` once, at a moment to come; both left out takes it back.
-
-        Args:
-            allocation: at the n-th operator from now on, 1 for the next, that takes memory for its result
-                outside of a capture. A replay takes none.
-            capture: in the n-th capture from now on, at its first operator that takes memory.
-            within: count only what lines of this file or folder of the project cause, such as
-                ``"models/attention/attention.py"`` or ``"sampling/"``.
-        """
-        self.faults.plan(allocation=allocation, capture=capture, within=within)
-
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether memory of the host is such that the device can copy from and to it by itself."""
         return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
 
-    def synchronise(self, reason: str, mark: int | None = None) -> None:
-        """The host waits for all that the device has been given, or until a mark of ``in_flight``."""
+    def synchronise(self, reason: str) -> None:
+        """The host waits for the device."""
         self.refuse_in_capture()
         self.books.book_synchronisation(reason)
-        self.num_drains += mark is None
-        self.in_flight.reach(mark)
 
     def check_current(self, index: int | None, work: str) -> None:
-        """Torch's own operators make their tensors' device current; Triton's kernels and events do not."""
+        """Torch's own operators make their tensors' device current; Triton's kernels do not."""
         if index is not None and index != self.index:
             raise RuntimeError(
                 f"{work} for cuda:{index}, while cuda:{self.index} is current, at {project_line()}: "
@@ -250,8 +224,6 @@ class FakeDevice(TorchDispatchMode):
                 self.synchronise(reason)
             if operator.has_kernel and index is not None:
                 self.launch()
-        if index is not None and operator.takes_memory:
-            self.faults.allocate(project_line, is_capturing=self.recording is not None)
 
     def launch(self) -> None:
         """Queue a kernel, or add it to the capture that is under way."""
@@ -293,10 +265,7 @@ class FakeDevice(TorchDispatchMode):
         host_args = tuple(_on_host(value) for value in args)
         host_kwargs = {name: _on_host(value) for name, value in kwargs.items()}
         run: Any = function
-        if operator.name == VARLEN_ATTENTION:
-            self.launch()  # it fills its random state with zeros first
-            run = flash_attention
-        elif function.namespace == "specdist":
+        if function.namespace == "specdist":
             self.check_current(index, str(function))
             run = ON_HOST[operator.name]
         elif operator.name == "histc":
@@ -313,7 +282,6 @@ class FakeDevice(TorchDispatchMode):
             result = self.recording.run(run, operator, tuple(frozen), host_kwargs)
         if operator.name == "_to_copy" and index is None and kwargs.get("non_blocking"):
             self._pin(result)
-        self._track_copy(operator, args, kwargs, result)
         if not operator.written:
             return result if index is None else _on_cuda(result, index)
         for at in operator.written:
@@ -328,23 +296,6 @@ class FakeDevice(TorchDispatchMode):
             for new, at in zip(results, operator.returned, strict=True)
         ]
         return passed_on[0] if len(passed_on) == 1 else tuple(passed_on)
-
-    def _track_copy(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Remember a copy of pinned memory that the host does not wait for."""
-        if operator.name not in COPYING or self.recording is not None:
-            return
-        is_put = operator.name == "copy_"
-        source, target = (args[1], args[0]) if is_put else (args[0], result)
-        is_asynchronous = args[2] if is_put and len(args) > 2 else kwargs.get("non_blocking")
-        if not is_asynchronous:
-            return
-        self.copied_index = target.device.index
-        if self.is_pinned(source):
-            self.in_flight.send(source)
-        elif source.is_cuda and self.is_pinned(target):
-            self.in_flight.fetch(target)
 
 
 def _tensors(values: Any) -> Any:

@@ -1,36 +1,22 @@
-"""What ranks with a GPU each take of its memory, at its peak: never more than was planned."""
+"""What a rank takes of its GPU's memory, at its peak: never more than was planned."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pytest
+from tests.gpu import check_memory
+from tests.gpu.processes import needs_fake_device, on_device
+from tests.job.launching import run_here
+from tests.job.pair import Pair
 
-from tests.gpu import measuring
-from tests.gpu.generating import fork_gpu_ranks
-from tests.job.launching import run_here, shard_bytes
-
-pytestmark = pytest.mark.ranks
-
-NUM_RANKS = 3
+pytestmark = needs_fake_device
 
 
-@pytest.mark.parametrize("changes", [{"temperature": 0.7, "top_k": 50}], ids=["rejection, top-k"])
-def test_ranks_take_what_they_have_planned(
-    options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
-) -> None:
-    """NCCL has its memory before the cache is sized, whatever it is used for later. Passes are recorded as
-    long as there is memory for their kernels, on all ranks of the target alike."""
-    given = options | changes | {"cache_memory": None}
-    assert run_here(**given, device="cpu", output=tmp_path / "cpu").code == 0
-    ended = fork_gpu_ranks(NUM_RANKS, measuring.measuring, **given, tp_size=2, output=tmp_path / "gpu")
-    assert ended.totals["num_out_of_memory"] == 0
-    lines = [line for line in ended.stderr.splitlines() if line.startswith(measuring.TAKEN)]
-    taken = [json.loads(line.removeprefix(measuring.TAKEN)) for line in lines]
-    assert len(taken) == NUM_RANKS and 0 < taken[0]["graphs"] == taken[1]["graphs"]
-    assert "no further passes are recorded as CUDA graphs" in ended.stderr
-    for rank in taken:
-        assert rank["connected"] and not rank["late"] and rank["most"] <= rank["planned"], rank
-    assert shard_bytes(tmp_path / "gpu") == shard_bytes(tmp_path / "cpu")
+def test_a_rank_takes_what_it_has_planned_and_writes_what_a_cpu_writes(pair: Pair, tmp_path: Path) -> None:
+    options = {
+        "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "dtype": "float32",
+        "temperature": 0.7, "top_k": 50, "policy": "fixed", "num_draft_tokens": 3, "max_new_tokens": 6,
+        "max_num_seqs": 3, "rows_per_shard": 2, "limit": 4,
+    }  # fmt: skip
+    assert run_here(**options, device="cpu", output=tmp_path / "cpu").code == 0
+    on_device(check_memory.check_a_rank_takes_what_it_has_planned, options, tmp_path)

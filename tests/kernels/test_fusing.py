@@ -37,8 +37,9 @@ PARTLY_ROTATED = {"youtu"}
 NUM_JOINED = dict.fromkeys(FUSED, 5) | {"youtu": 2, "phi": 3, "gpt_neo": 3}
 # Of the largest logit: sums of norms in another order. In bfloat16 nearly all round to the same number.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+# Mistral's layers are Llama's, and Qwen 2's but for biases, which joined products have in a test below.
 # Where a formula rounds shows in bfloat16, in one family of each formula.
-CASES = [(family, torch.float32) for family in FAMILIES]
+CASES = [(family, torch.float32) for family in FAMILIES if family not in ("qwen2", "mistral")]
 CASES += [(family, torch.bfloat16) for family in ("llama", "qwen3", "gemma2", "youtu")]
 
 

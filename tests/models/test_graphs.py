@@ -10,7 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.passes.acceleration import Acceleration
-from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, GraphMemory, WarmUpError
+from specdist.models.passes.graphs import (
+    NUM_WARMUPS,
+    Capturer,
+    CheckedGraphs,
+    CudaGraphs,
+    GraphMemory,
+    WarmUpError,
+)
 from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
 from tests.models.chunks import STEPS, TOLERANCE, GrowingRows, check_rows
@@ -141,6 +148,20 @@ def test_a_rank_that_gives_up_runs_as_often_as_the_others() -> None:
             graphs.run(key, function)
         num_runs.append(function.num_runs)
     assert len(set(num_runs)) == 1
+
+
+def test_ranks_record_and_give_up_together() -> None:
+    """Recorded and other collectives of a group must not mix (NCCL, "Using NCCL with CUDA Graphs")."""
+    graphs = CudaGraphs.__new__(CudaGraphs)
+    graphs._group = object()  # type: ignore[assignment]
+    with patch("torch.distributed.all_reduce", lambda vote, *_, **__: vote.fill_(False)):
+        assert not graphs.agree(True), "another rank cannot"
+    capturer, function = FakeCapturer(), Counted()
+    capturer.agree = lambda is_right: False  # type: ignore[method-assign]
+    checked = CheckedGraphs(capturer)
+    for key in "aab":
+        assert checked.run(key, function)[0, 0] == function.state
+    assert not capturer.num_captures, "another rank has no memory for it"
 
 
 def test_the_number_of_graphs_is_limited() -> None:

@@ -8,7 +8,6 @@ FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[llama]"
 SEVERAL = f"{FORMULAS}[gemma2, two layers of Qwen3, preempted]"
 RECORDED = "tests/models/drafters/test_recorded.py::test_blocks_of_recorded_passes_are_those_of_others[eagle3]"
-DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
     Mutant("states-of-the-token-itself", "places_before",
@@ -59,10 +58,6 @@ EAGLE_FAULTS = (
         "UNKNOWN_LOGIT = -1e30",
         "UNKNOWN_LOGIT = 0.0",
         (WHOLE,)),
-    Mutant("drafts-of-an-eagle-draft-judged-with-another-q", "DraftWorker._respond",
-        "draft_probabilities_C=state.probabilities[places_C],",
-        "draft_probabilities_C=state.probabilities[places_C] / 2,",
-        (f"{DISTRIBUTION}[plain]",)),
     Mutant("states-are-added-without-their-norm", "LlamaForCausalLMEagle3.draft",
         "            hidden = normed\n",
         "            hidden = states_TE\n",

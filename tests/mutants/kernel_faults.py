@@ -160,7 +160,7 @@ KERNEL_FAULTS = (
     Mutant("scores-of-run-kept-for-other-sequences", "DraftRuns._replay",
         "scores_AV = run.scores[step]",
         "scores_AV = run.scores[step].flip(0)",
-        ("tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row",)),
+        ("tests/engine/test_runs.py",)),
     Mutant("library-used-though-no-faster", "choose_kernel",
         "if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:",
         "if True:",

@@ -2,25 +2,18 @@
 
 from tests.mutants.mutant import Mutant
 
-ENDING = "tests/gpu/test_ending.py::test_a_complete_run_keeps_no_graph_that_holds_a_collective"
+CONNECTING = "tests/job/test_connecting.py"
+TOGETHER = "tests/models/test_graphs.py::test_ranks_record_and_give_up_together"
 
 LAUNCH_FAULTS = (
     Mutant("launch-of-too-many-ranks-accepted", "GenerateConfig.check_world",
         "if world_size not in fitting:",
         "if world_size < min(fitting):",
         ("tests/config/test_generate.py::test_the_number_of_ranks_must_fit",)),
-    Mutant("a-complete-run-waits-for-its-graphs", "run_rank",
-        '            if topology.device.type != "cuda":\n                dist.destroy_process_group()\n',
-        "            dist.destroy_process_group()\n",
-        (ENDING,)),
-    Mutant("graphs-live-on-when-a-run-has-ended", "run_rank",
-        "                gc.collect()  #",
-        "                pass  #",
-        (ENDING,)),
     Mutant("a-rank-gives-up-its-graphs-alone", "CudaGraphs.agree",
         "        if self._group is None:\n            return is_right\n",
         "        return is_right\n",
-        ("tests/gpu/test_faults.py::test_a_rank_that_cannot_record_or_replay_makes_all_ranks_give_graphs_up",)),
+        (TOGETHER,)),
     Mutant("passes-are-recorded-beyond-their-memory", "GraphMemory.has_room",
         "if grown_bytes + self._largest_bytes > self._most_bytes:",
         "if False:",
@@ -28,15 +21,15 @@ LAUNCH_FAULTS = (
     Mutant("a-rank-stops-recording-alone", "CheckedGraphs.run",
         "not capturer.agree(capturer.has_room())",
         "not capturer.has_room()",
-        ("tests/gpu/test_memory.py",)),
+        (TOGETHER,)),
     Mutant("nccl-takes-memory-after-the-cache", "_agree_on_pages",
         "        _connect(plan, loaded, activity)\n",
         "",
-        ("tests/gpu/test_memory.py",)),
+        (CONNECTING,)),
     Mutant("sums-of-one-length-connect-nccl", "connect_target",
         "        num_tokens //= 2\n",
         "        num_tokens = 0\n",
-        ("tests/gpu/test_memory.py",)),
+        (CONNECTING,)),
     Mutant("nccl-is-reserved-for-twice", "room_for_cache",
         "num_communicators=0 if is_connected else _num_communicators(topology)",
         "num_communicators=_num_communicators(topology)",
@@ -45,7 +38,7 @@ LAUNCH_FAULTS = (
         "        torch.cuda.set_device(topology.device)\n    if topology.world_size == 1:\n        return\n",
         ("        if topology.world_size > 1:\n            torch.cuda.set_device(topology.device)\n"
          "    if topology.world_size == 1:\n        return\n"),
-        ("tests/gpu/test_ending.py::test_a_world_of_one_works_on_its_own_gpu",)),
+        (CONNECTING,)),
     Mutant("a-rank-ends-before-rank-0-has-shown-the-error", "run_rank",
         "            if not shows_errors:\n                time.sleep(RANK_0_FIRST_S)\n",
         "",

@@ -16,7 +16,7 @@ JOINED_SUMS = (
     "tests/models/test_all_reduce.py::"
     "test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits"
 )
-COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-11]"
+COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels[llama-10]"
 
 LAYER_FAULTS = (
     Mutant("float8-ties-away-from-zero", "rounding.float8_bits",

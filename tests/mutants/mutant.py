@@ -28,7 +28,7 @@ class Mutant:
         old, new: text that is in there exactly once, and its replacement.
         tests: what pytest is to run, in this order, until one fails: those that ought to notice the fault,
             the cheapest first.
-        is_dangerous: it would silently bias or lose output; planted in every run of the test suite.
+        is_dangerous: it would silently bias or lose output; some of these are planted in every run of the suite.
     """
 
     name: str

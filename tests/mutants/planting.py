@@ -62,11 +62,12 @@ def import_libraries() -> None:
 
 
 def copy_repository(root: Path, mutant: Mutant | None) -> None:
-    """A copy of what the tests need, with the fault planted."""
+    """A copy of what the tests need, with the fault planted. What has been compiled comes along."""
     for item in COPIED:
         source = REPOSITORY / item
         if source.is_dir():
-            shutil.copytree(source, root / item, ignore=shutil.ignore_patterns("__pycache__"))
+            # Files that are being compiled get another name meanwhile.
+            shutil.copytree(source, root / item, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copy(source, root / item)
     if mutant is not None:

@@ -7,8 +7,8 @@ POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_dist
 SPRINTER = "tests/engine/test_sprinter.py::test_lossy_output_follows_the_distribution_of_the_mechanism"
 HEADS = "tests/engine/test_heads.py"
 AT_ONCE = "tests/engine/test_goodput.py::test_asked_after_several_steps_it_drafts_the_same_blocks"
-RUNS = "tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row"
-WAITS = "tests/gpu/test_waits.py::test_the_host_waits_twice_or_less_for_a_draft_and_once_for_a_pass"
+RUNS = "tests/engine/test_runs.py"
+WAITS = "tests/gpu/test_counts.py::test_the_host_waits_once_for_a_pass_and_twice_or_less_for_a_draft"
 HISTORIES = "tests/engine/test_feedback.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
@@ -55,19 +55,19 @@ POLICY_FAULTS = (
     Mutant("token-of-run-kept-after-policy-stopped", "DraftLoop._ask",
         "drafting.shorten(index_A, self._policy.wants(asked))",
         "drafting.shorten(index_A, np.maximum(self._policy.wants(asked), drafting.num_steps))",
-        (RUNS + "[3]",)),
+        (RUNS,)),
     Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop.launch",
         "is_known = self._runs.unknown is None or not self._policy.is_for_batch",
         "is_known = True",
-        (RUNS + "[3]",)),
+        (RUNS,)),
     Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._receive",
         "            drafting.num_wanted_R[is_over_R] = 0\n",
         "",
-        (RUNS + "[3]",)),
+        (RUNS,)),
     Mutant("first-run-drafts-after-wrong-next-token", "DraftRuns._catch_up",
         "token_ids_T[index] = token_ids_W[lines]",
         "token_ids_T[index] = token_ids_W[lines.flip(0)]",
-        (RUNS + "[3]",)),
+        (RUNS,)),
     Mutant("estimate-of-dropped-step-kept", "DraftLoop._take",
         "self._head.keep(tokens.columns_CT[-1], places,",
         "self._head.keep(tokens.columns_CT[-1][::-1], places,",
@@ -75,7 +75,7 @@ POLICY_FAULTS = (
     Mutant("uploads-wait-for-the-device", "upload",
         "non_blocking=True",
         "non_blocking=False",
-        (WAITS + "[fixed]",)),
+        (WAITS,)),
     Mutant("row-gives-way-loses-policys-history", "PolicyState.open",
         "self._lines_SH[slot] = self._suspended.pop(stream_key, self._initial_H)",
         "self._lines_SH[slot] = self._initial_H",

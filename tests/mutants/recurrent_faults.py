@@ -24,10 +24,6 @@ OUT_OF_MEMORY = "tests/engine/test_recurrent.py::test_out_of_memory_loses_no_sta
 JOB = "tests/job/test_recurrent.py::test_rows_that_begin_alike_are_those_of_generate"
 
 RECURRENT_FAULTS = (
-    Mutant("state-with-a-token-too-many", "RecurrentStates._laid_out",
-        "run_S + kept_S - begins_S,",
-        "run_S + kept_S - begins_S + 1,",
-        (BLOCKS,)),
     Mutant("state-with-a-token-too-few", "RecurrentStates._laid_out",
         "run_S + kept_S - begins_S,",
         "(run_S + kept_S - begins_S - 1).maximum(run_S + applied_S - begins_S),",

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from specdist.models.recurrent import gated_delta, mamba2, states
 from specdist.models.recurrent.kernels import Kernels
-from tests.gpu import project_kernels
+from tests.kernels import plain
 
 
 @torch.library.custom_op("specdist_tests::mamba", mutates_args=("output", "held"))
 def mamba(
     output: Tensor, held: Tensor, runs: Tensor, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, rates: Tensor
 ) -> None:
-    project_kernels.mamba(output, held, runs, x, steps, b, c, rates)
+    plain.mamba(output, held, runs, x, steps, b, c, rates)
 
 
 @torch.library.custom_op("specdist_tests::delta_rule", mutates_args=("output", "held"))
@@ -29,7 +29,7 @@ def delta_rule(
     log_decays: Tensor,
     rates: Tensor,
 ) -> None:
-    project_kernels.delta_rule(output, held, runs, queries, keys, values, log_decays, rates)
+    plain.delta_rule(output, held, runs, queries, keys, values, log_decays, rates)
 
 
 def use_twins(monkeypatch: pytest.MonkeyPatch) -> None:

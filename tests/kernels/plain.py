@@ -1,4 +1,4 @@
-"""The project's own kernels as they answer on a device: plain implementations, by the operators' names."""
+"""Plain implementations of the project's kernels, by the operators' names: they share no code with them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""The checks of test_counts.py; each runs in a process with a fake device."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
+from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
+from tests.gpu import counts
+from tests.gpu.device import DEVICE
+from tests.gpu.engine_runs import GPU
+
+
+def check_kernels(family: str, most: int) -> None:
+    found = counts.kernels_of_family(family)
+    assert found["per_layer"] <= most, found
+    assert found["per_layer"] <= KERNELS_PER_LAYER and found["outside_of_layers"] <= OTHER_KERNELS, found
+
+
+def check_rounding() -> None:
+    """Of an input that three layers read, before and after, and the numbers are the same."""
+    for numbers, most in (("float8", 6), ("int8", 7)):
+        form = LayerFormat(numbers=numbers, rows=1, columns=None, activations="token")
+        layers = nn.ModuleList(QuantizedLinear(form, 32, 48).to_empty(device=GPU) for _ in range(3))
+        weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+        for layer in layers:
+            layer.fill(quantize(form, weight), {})
+        choose_products(layers, torch.bfloat16)
+        assert layers[0].last_input.has_kernel
+        inputs, rounded, kernels = torch.randn(5, 48).bfloat16().to(GPU), [], []
+        for has_kernel in (False, True):
+            layers[0].last_input.has_kernel = has_kernel
+            own = inputs.clone()
+            DEVICE.reset()
+            rounded.append([layer._rounded(own, own) for layer in layers])
+            kernels.append(DEVICE.counts().num_kernels)
+        assert kernels == [most, 1], (numbers, kernels)
+        assert torch.equal(rounded[0][2].numbers.float().cpu(), rounded[1][2].numbers.float().cpu())
+
+
+def check_waits() -> None:
+    """For what is verified once, and once for what the draft has drawn; twice or less on average if the
+    policy may go on after a run of steps, or decides for a batch of which it must know the next tokens."""
+    plain, with_head = counts.Rounds(), counts.Rounds(has_head=True)
+    for rounds, rule, policy, most in (
+        (plain, "greedy", "fixed", 1),
+        (plain, "top_k", "fixed", 1),
+        (plain, "gumbel", "fixed", 1),
+        (plain, "rejection", "confidence", 2),
+        (plain, "rejection", "goodput", 2),
+        (with_head, "top_p", "specdecpp", 2),
+    ):
+        waits = counts.syncs_of(rounds, rule, policy)
+        assert max(waits["target"]) <= 1, (rule, policy, waits)
+        assert sum(waits["draft"]) / len(waits["draft"]) <= most, (rule, policy, waits)
+
+
+def check_planned() -> None:
+    """The planner promises nothing that the engine does not do: its numbers are those of the engine, or
+    worse. Means over rounds differ a little with what is accepted."""
+    found, planned = counts.planned(), json.loads(counts.PLANNED.read_text(encoding="utf-8"))
+    for side, numbers in found.items():
+        for name, number in numbers.items():
+            assert planned[side][name] >= number - 0.05, f"{side}, {name}: {found}"
