@@ -19,22 +19,22 @@ import numpy as np
 PRIOR_PRECISION = 16.0
 # Half-life of an observation, in tokens.
 MEMORY = 1024
-# Of: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
-# the depth. True: target and draft draw with the same noise or greedily; False: the rejection rule.
+# Weights of: 1, logit of the top probability, square root of the entropy, log of drawn over top probability,
+# log of the depth. True: target and draft draw with the same noise or greedily; False: the rejection rule.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
 NUM_FEATURES = 5
-# Of the same and then the logit of a trained head's estimate, which is trusted up to a constant: heads
-# trained with unequal class weights estimate too low.
+# Weights of the same and then of the logit of a trained head's estimate, which is trusted up to a constant:
+# heads trained with unequal class weights estimate too low.
 PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
-# Of a place of a block: offset, and slope over the logit of the draft's confidence. Means of five models with
-# drafts by DFlash, DSpark or MTP, whose slopes are 0.44 to 0.83 and offsets -0.92 to -0.14 (vLLM's pull
-# request 52228).
+# The prior of a place of a block: offset, and slope over the logit of the draft's confidence. Means of five
+# models with drafts by DFlash, DSpark or MTP, whose slopes are 0.44 to 0.83 and offsets -0.92 to -0.14
+# (vLLM's pull request 52228).
 PRIOR_WEIGHTS_OF_PLACES = (-0.44, 0.59)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
-# Of a token that is not drawn: acceptance assumed before any token was verified, and how many verified tokens
-# the assumption is worth. Only drafted tokens teach anything, so it is a high one: a low one that is wrong
-# would never be found out.
+# The prior of a token that is not drawn: acceptance assumed before any token was verified, and how many
+# verified tokens the assumption is worth. Only drafted tokens teach anything, so it is a high one: a low one
+# that is wrong would never be found out.
 PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
 # Half-life of both the assumption and what was seen, in verified tokens.
 FORECAST_MEMORY = 256

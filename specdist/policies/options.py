@@ -43,9 +43,9 @@ def policy_option(default: float, rule: Rule, *, help: str, symbol: str = "") ->
     return shared_option(OptionInfo(default=default, rule=rule, help=help, symbol=symbol))
 
 
-# For policies whose blocks differ in length.
+# The option of policies whose blocks differ in length.
 MAX_DRAFT_TOKENS = OptionInfo(default=20, rule=COUNT, help="most draft tokens of a block")
-# For policies that adapt a first length.
+# The option of policies that adapt a first length.
 FIRST_DRAFT_TOKENS = OptionInfo(default=5, rule=COUNT, help="draft tokens of a sequence's first block")
 
 

@@ -11,8 +11,8 @@ from specdist.policies.costs import CostModel
 
 # Latest passes that are compared, and fewest that tell something.
 MOST_COMPARED, LEAST_COMPARED = 256, 16
-# By how much drafting may be off. Where the target's passes are off, too, by the same factor, that decides
-# nothing else.
+# The factor by which drafting may be off. Where the target's passes are off, too, by the same factor, that
+# decides nothing else.
 MOST_OFF = 2.0
 
 

@@ -38,10 +38,10 @@ import numpy as np
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.formulas import RoundWork, asynchronous_round, caught_share, synchronous_round
 
-# Of a chooser: acceptance assumed before any token was verified, and its weight in tokens; half-life of what
-# is learned.
+# The prior of a chooser: acceptance assumed before any token was verified, and its weight in tokens;
+# half-life of what is learned.
 PRIOR_ACCEPTANCE, PRIOR_TOKENS, MEMORY = 0.7, 16, 128
-# Of a pair, where it is not learned: in work ahead that is the same in all rounds.
+# The acceptance of a pair where it is not learned: in work ahead that is the same in all rounds.
 ASSUMED_ACCEPTANCE = 0.8
 # Decoding alone is left for a gain of this factor, and another way of drafting for this one.
 WORTH_ASKING, WORTH_CHANGING = 1.02, 1.01
@@ -50,7 +50,7 @@ WORTH_ASKING, WORTH_CHANGING = 1.02, 1.01
 NUM_HEARD, FEWEST_ROUNDS_ALONE, LISTENING_SHARE = 16, 16, 0.005
 # Rounds of a pause in the target's process after a decision against drafting.
 FEWEST_PAUSED, MOST_PAUSED = 32, 256
-# Of the sequences that such a decision was about: with fewer it may be another.
+# The least share of the sequences that such a decision was about: with fewer it may be another.
 LEAST_SHARE = 0.75
 MAX_CACHED = 1024
 

@@ -46,6 +46,6 @@ DALIRI_2024 = Reference(
     title="Coupling without Communication and Drafter-Invariant Speculative Decoding",
     arxiv="2408.07978",
 )
-# Of every run with a draft, and in addition of each --acceptance.
+# The papers of every run with a draft, and in addition of each --acceptance.
 OF_SPECULATION = (LEVIATHAN_2023, CHEN_2023)
 OF_ACCEPTANCE: dict[str, tuple[Reference, ...]] = {"rejection": (), "gumbel": (DALIRI_2024,)}

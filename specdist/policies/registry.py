@@ -16,7 +16,7 @@ from specdist.policies.options import HeadKind, OptionInfo, options_of
 from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
 
 TARGET_ONLY = "none"
-# As good as any without tuning: goodput.
+# The name for what is as good as any without tuning: goodput.
 AUTO = "auto"
 # Every class takes its options as keyword arguments.
 POLICIES: Mapping[str, Any] = {

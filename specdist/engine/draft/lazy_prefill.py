@@ -43,7 +43,7 @@ class LazyPrefill:
         self._runner, self._draft_state, self._max_tokens = runner, draft_state, max_tokens
         self._policy, self._pauses = policy, Pauses()
         self._page_size = page_size
-        # Of each context, the tokens before the first one that was told, in shared pages; and all so far.
+        # The tokens of each context before the first one that was told, in shared pages; and all so far.
         self._num_shared, self._ends = np.zeros((2, len(draft_state.num_committed)), np.int64)
         self._is_written = np.zeros(num_pages, bool)
         self._request: ProposalRequest | None = None

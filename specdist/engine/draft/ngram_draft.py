@@ -67,7 +67,7 @@ class NgramDraft:
         self._has_masks = self._pipeline is not None and self._pipeline.has_masks
         self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self._is_traced = is_traced
-        # Of every slot, what was found in the last round: candidates, their matches, how many, and how many
+        # What was found for every slot in the last round: candidates, their matches, how many, and how many
         # of them are verified.
         self._candidate_ids, self._matches = np.zeros((2, num_slots, max_draft_tokens), np.int64)
         self._num_found, self._num_verified = np.zeros((2, num_slots), np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# In the RuntimeErrors of torch's allocators, and of libraries that allocate themselves.
+# What RuntimeErrors say of torch's allocators, and of libraries that allocate themselves.
 OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 DRAFT_NOT_FINITE = (
     "the draft's logits are not finite (NaN or infinite) at some positions: no tokens are drafted there"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from specdist.utils.polling import is_readable
 
-# Of eight bytes.
+# Words of eight bytes.
 FRAME_WORDS = 2048
 # Longer than a round takes.
 ASKING_S = 0.2

@@ -111,7 +111,7 @@ class MemoryGuard:
         self._on_lone_row = on_lone_row
         self.suspended_slots: list[int] = []
         self._has_reply = False
-        # By order: the limits under which each of these sequences first ran out of memory.
+        # The limits under which each sequence first ran out of memory, by order of admission.
         self._limits_before: dict[int, SchedulerSettings] = {}
 
     def note_reply(self) -> None:

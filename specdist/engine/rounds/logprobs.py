@@ -70,10 +70,11 @@ class LogprobBook:
     def __init__(self, settings: SamplingSettings) -> None:
         self._notes_emitted = settings.num_logprobs is not None
         self._num_prompt_top = settings.num_prompt_logprobs
-        # By the sequences' order of admission; of this pass, parts of prompts and the places of their tokens.
+        # Scores by the sequences' order of admission; and of this pass, parts of prompts and the places of
+        # their tokens.
         self._prompts: dict[int, _PromptScores] = {}
         self._asked: list[tuple[Sequence, _PromptScores, slice]] = []
-        # By the sequences' order of admission, and by position.
+        # Log-probabilities by the sequences' order of admission, and by position.
         self._of: dict[int, dict[int, tuple[float, float, list[int], list[float]]]] = defaultdict(dict)
         self._due: tuple[ScoresTokens, EmittedTokens] | None = None
 

@@ -32,7 +32,7 @@ class Detokenizer:
     decode: Callable[[list[int], bool], str]
     special_ids: frozenset[int] = frozenset()
     byte_ids: frozenset[int] = frozenset()
-    # By token id: whether a text may be cut before it, and whether it has a text at all.
+    # Whether a text may be cut before a token, and whether it has a text at all, by id.
     _begins: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
     _has_text: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
@@ -109,7 +109,7 @@ def _nothing(token_ids: list[int], skip_special: bool) -> str:
     return ""
 
 
-# For sequences of which no text is wanted.
+# The detokenizer of sequences of which no text is wanted.
 NO_TEXT = Detokenizer(_nothing)
 
 

@@ -12,7 +12,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import WindowedLayers, num_pool_pages
 from specdist.models.recurrent.rollback import Rollback
 
-# In a token id's place: to be sampled.
+# The placeholder of a token id that is to be sampled.
 DRAW = -1
 
 

@@ -87,7 +87,7 @@ class VocabParallelVerifier:
         self._ids = self._slices[collectives.rank]
         self._vocab_size = vocab_size
         self._pipeline = pipeline
-        # Of this pass: this rank's logits, what each position is filtered by, and whether by top-p.
+        # What this pass has: this rank's logits, what each position is filtered by, and whether by top-p.
         self._logits_Nv = torch.empty(0)
         self._filters: RowFilters | None = None
         # And where log-probabilities are wanted: the logits as the model gave them, what is drawn from, and

@@ -29,7 +29,7 @@ from specdist.models.passes.static_runs import LONGEST_RUN
 from specdist.models.sizes.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.sizes.sizes import ModelSize, size_of
 
-# In the place of a number of pages.
+# The number of pages where a model has no room.
 NO_ROOM = -1
 
 logger = logging.getLogger(__name__)

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 # What may be spent in all: see the module's docstring.
 LEAST_BUDGET_S, BUDGET_SHARE = 3.0, 0.02
-# Up to where the target's passes may go, and its passes after more context; and of what is left then, the
-# draft's steps.
+# The share up to which the target's passes may go, and its passes after more context; and of what is left
+# then, the draft's steps.
 TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
 # A draft step that takes so many times as long as a pass of the target over as many tokens is not believed.

@@ -180,7 +180,7 @@ class PassTimes:
         self._context = num_context_tokens
         self._prepares = prepares
         self._found: dict[int, list[int]] = {}
-        # Of each size, the fastest pass in which no thread waited for long.
+        # The fastest pass of each size in which no thread waited for long.
         self._undisturbed: dict[int, int] = {}
 
     def timed(self, fits: Fits) -> PassTimes:

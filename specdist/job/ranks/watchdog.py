@@ -41,7 +41,7 @@ PAUSE_S = 5.0
 # A rank whose interpreter's lock is held ends itself so much later than the others would end it.
 HELD_MARGIN_S = 15.0
 STORE_TIMEOUT = timedelta(seconds=5)
-# In errors of a broken connection, which is an effect and not the reason.
+# What errors of a broken connection say, which is an effect and not the reason.
 CONNECTION_WORDS = ("gloo", "NCCL", "onnection")
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from specdist.job.totals.progress import Progress
 from specdist.policies.costs import Agree, CostModel
 from specdist.utils.errors import UserError
 
-# Of the statistics, as completions are recorded, while the target is at work.
+# Seconds between copies of the statistics, as completions are recorded, while the target is at work.
 SNAPSHOT_INTERVAL_S = 1.0
 
 logger = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.run.preflight import RunPlan
 
-# Between looks at the leases, as completions are recorded, while the target is at work; and the longest
-# between looks.
+# Seconds between looks at the leases, as completions are recorded, while the target is at work; and the
+# longest between looks.
 LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
-# On a store, where a look takes as long as many passes.
+# Looks on a store, where one takes as long as many passes.
 LOOKS_PER_SILENCE = 6
 
 logger = logging.getLogger(__name__)

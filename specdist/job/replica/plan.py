@@ -161,7 +161,7 @@ class ReplicaPlan:
                 fixed_length=choice.first_length if choice.policy == "fixed" else None,
                 branch_counts=self.branch_counts,
             )
-        # Of a block, or ahead, a constraint may force so many on top of those that are drawn.
+        # The tokens of a block, or ahead, that a constraint may force on top of those that are drawn.
         num_forced = self.scheduling.max_draft_tokens - choice.max_draft_tokens
         scheduling = dataclasses.replace(self.scheduling, num_ahead_tokens=ahead.num_ahead + num_forced)
         return Rounds(policy=policy, scheduling=scheduling, ahead=ahead, chooser=chooser)

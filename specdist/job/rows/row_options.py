@@ -27,7 +27,7 @@ class RowOptionReader:
         self._changes_distribution = config.may_vary(*DISTRIBUTION_OPTIONS)
         self._prompts = prompts
         self._num_samples, self._may_sample = config.num_samples, config.may_vary("num_samples")
-        # By row, where not all have the run's.
+        # Completions by row, where not all have the run's number.
         self.num_samples: Sequence[int] | None = None
         rule = config.constraint_of_all_rows
         self._rule = None if rule is None else f"--{rule[0]}"

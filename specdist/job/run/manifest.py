@@ -29,11 +29,11 @@ from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
 
-# In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
+# Stands for a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
 NGRAMS_OF_OWN_TOKENS = "prompt lookup in a sequence's own tokens"
-# In ``info``: the prompts' files as they were when they were read.
+# The field of ``info`` for the prompts' files as they were when they were read.
 PROMPT_FILES = "prompt_files"
-# In ``info``: whether ranks of the target have whole experts.
+# The field of ``info`` that tells whether ranks of the target have whole experts.
 EXPERT_PARALLEL = "expert_parallel"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 

@@ -33,7 +33,8 @@ from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
 
-# In the manifest, for restarts with less memory (specdist.job.ranks.restart): how the batch was made smaller.
+# Fields of the manifest for restarts with less memory (specdist.job.ranks.restart): how the batch was made
+# smaller.
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specdist.policies.costs import Curve
 
-# Of every prompt that is kept: its last tokens.
+# The last tokens of every prompt that are kept.
 NUM_TEXT_TOKENS = 128
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from specdist.data.run.run_folder import RunFolder
 
-# In the manifest: the local time, with its time zone, at which a run was first started.
+# The field of the manifest for the local time, with its time zone, at which a run was first started.
 CLOCK = "clock"
 NAME = "strftime_now"
 # Directives may have a flag, such as %-d for a day without its zero.

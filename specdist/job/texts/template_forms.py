@@ -32,7 +32,7 @@ CONTENTS: dict[str, Any] = {
     ONE_PART: [{"type": "text", "text": f"{FIRST} {SECOND}", ASIDE: ASIDE}],
 }
 ARGUMENTS: dict[str, Any] = {OBJECT: {KEY: FIRST}, TEXT: json.dumps({KEY: FIRST})}
-# Of a call and its result, which templates look for; Mistral's check the length of the id.
+# The ids of a call and its result, which templates look for; Mistral's check the length of the id.
 CALL_ID, RESULT_OF = "abc456789", {"name": "add", "tool_call_id": "abc456789"}
 # The message in question (x) among others: of the user (u), the assistant (a), a call (c), its result (r).
 PLACES = ("x", "ux", "xu", "uax", "uxu", "xau", "ucx", "uxr", "ucxa", "uxra", "ucrx", "ucrxu")

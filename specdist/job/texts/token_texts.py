@@ -21,7 +21,7 @@ class TokenTexts:
     def __init__(self, detokenizer: Detokenizer, before_ids: list[int], token_ids: list[int]) -> None:
         self._decode, context = detokenizer.decode, detokenizer.context(before_ids)
         self._ids, self._num_before = context + token_ids, len(context)
-        # Of each token: what it is decoded after, and how much of that has been written.
+        # What each token is decoded after, and how much of that has been written.
         self._begins: list[tuple[int, int]] = []
         self.texts: list[str] = []
         begin, end = 0, len(context)

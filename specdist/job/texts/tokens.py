@@ -28,7 +28,7 @@ from specdist.models.files.damage import reading
 from specdist.utils.errors import UserError
 
 TRIAL_TEXT = "A text."
-# Of tokenizers with byte fallback.
+# The tokens of tokenizers with byte fallback.
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # What a text may stand after, for its tokens there.
 TEXTS_BEFORE = ("\n", "a", ".")
@@ -36,7 +36,7 @@ TEXTS_BEFORE = ("\n", "a", ".")
 NUM_SAMPLED = 32
 # Prompts that are looked at for tokens twice, since the input may be larger than what a start has time for.
 MOST_PROMPTS = 2**16
-# Of chats, for warnings.
+# What warnings say of chats.
 AFTER_ASSISTANT = (
     "end with a message of the assistant, after which another of its turns begins: to continue that message "
     "instead, use --continue_final_message"
@@ -103,7 +103,7 @@ class PromptEncoder:
         self._max_prompt_tokens = max_prompt_tokens
         self._chat_format = chat_format or ChatFormat()
         self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
-        # By the form of tools, if there are any.
+        # The templates' forms by the form of tools, if there are any.
         self._forms: dict[bool | None, TemplateForms] = {}
 
     @cached_property

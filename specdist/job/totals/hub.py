@@ -17,7 +17,7 @@ from specdist.data.store.object_store import describe_error
 from specdist.data.store.storage import local_copy
 from specdist.utils.errors import UserError
 
-# In the manifest's ``info``: the repository that has the data set.
+# The field of ``info`` for the repository that has the data set.
 PUSHED_TO = "pushed_to"
 # The lease of the replica that uploads.
 HUB = "hub"

@@ -60,9 +60,9 @@ SHAPES = {
     "8b": Shape(32, 4096, 14336, 32, 8, 128256),
     "70b": Shape(80, 8192, 28672, 64, 8, 32000),
 }
-# By their names on the hub, family and sizes as in their config.json. The first was published as 30.5B
-# parameters, 3.3B of them active, counting the embedding's table; the second as 116.8B, 5.1B of them active,
-# without it.
+# Models by their names on the hub, with family and sizes as in their config.json. The first was published as
+# 30.5B parameters, 3.3B of them active, counting the embedding's table; the second as 116.8B, 5.1B of them
+# active, without it.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen3-30B-A3B": ("qwen3_moe", {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,

@@ -16,7 +16,7 @@ from specdist.policies.formulas import asynchronous_round, branches_for, synchro
 PREFILL_CHUNK_TOKENS = 2048
 
 Mode = Literal["target only", "colocated", "synchronous", "asynchronous", "branches", "auto"]
-# Those that are the same in every round.
+# The modes that are the same in every round.
 MODES: tuple[Mode, ...] = ("target only", "colocated", "synchronous", "asynchronous", "branches")
 OWN_GPU: tuple[Mode, ...] = ("synchronous", "asynchronous", "branches")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch, Segments, cache_indices
 
-# Of numbers of four bytes: kernels read numbers faster at addresses that 16 divides, and are compiled anew
-# for others.
+# The alignment of numbers of four bytes: kernels read numbers faster at addresses that 16 divides, and are
+# compiled anew for others.
 ALIGNMENT = 4
 
 

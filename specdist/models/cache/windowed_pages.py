@@ -80,7 +80,7 @@ class WindowedPages:
         self._findable, self._on_change = findable, on_change
         self._free = [page for page in range(layers.num_pages - 1, -1, -1) if page != NULL_PAGE]
         self._beside: dict[int, int] = {}
-        # By page, the slots that see it; and pages that none does, but new sequences may.
+        # The slots that see a page; and pages that none does, but new sequences may.
         self._num_seeing: Counter[int] = Counter()
         self._unseen: OrderedDict[int, None] = OrderedDict()
         self._firsts, self._ends = [0] * num_slots, [0] * num_slots

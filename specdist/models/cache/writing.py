@@ -16,7 +16,7 @@ from torch import Tensor
 from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
 from specdist.utils.trial import first_right
 
-# Of the check: places that are far apart, heads and widths that no block divides.
+# The check's sizes: places that are far apart, heads and widths that no block divides.
 PLACES, NUM_PLACES = (7, 0, 30, 13), 32
 NUM_HEADS, WIDTH = 3, 40
 

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, app
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 MLPS: dict[str, type[nn.Module]] = {"llama": LlamaMLP, "qwen3": Qwen3MLP}
-# Of a layer: from queries [T, H, D], or none, and keys and values [T, G, D] to as many [.., H, D].
+# A layer's attention: from queries [T, H, D], or none, and keys and values [T, G, D] to as many [.., H, D].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 

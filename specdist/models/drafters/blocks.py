@@ -64,7 +64,7 @@ class DraftBlocks:
         # A sequence may have no pages yet after that of a block's first token.
         own = num_slots, -(-(size - 1) // page_size)
         self._own_pages_SP = num_pages + np.arange(np.prod(own)).reshape(own)
-        # By slot: tokens whose states have arrived, and the block's line among those that are kept.
+        # The tokens of each slot whose states have arrived, and its block's line among those that are kept.
         self._num_states, self._lines = np.zeros(num_slots, np.int64), np.full(num_slots, NO_LINE)
         self._kept: tuple[Tensor, Tensor] | None = None
         return {

@@ -72,7 +72,7 @@ class DrafterRunner(ModelRunner):
         self.torch_pass.receive(FlatBatch(slots_T, slots_T, positions_T), self.pages.pages, states_TS)
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
-            # Of lengths that hardly come again: not recorded.
+            # The lengths hardly come again: the pass is not recorded.
             self._ragged(self._for_layers(batch), self.pages.pages, np.zeros(0, np.int64), False)
         if self.blocks is not None:
             self.blocks.extend_contexts(slots_T, positions_T)

@@ -27,7 +27,7 @@ from specdist.models.attention.latent import use_latents
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import Mixer
 
-# In the place of a layer's number.
+# Stands for a layer's number.
 SHARED = -1
 # The attribute of a recurrent module with its mixer.
 MIXER = "mixer_of_states"
@@ -49,7 +49,7 @@ def is_paged_by_registry(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     if getattr(config, "model_type", None) in ADAPTERS:
         return False
-    # Of a wrapper only the text's configuration may have it.
+    # A wrapper may have it in its text's configuration alone.
     configs = () if config is None else (config, config.get_text_config())
     return any(getattr(each, "_attn_implementation", None) == ATTENTION_NAME for each in configs)
 

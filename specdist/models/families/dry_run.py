@@ -71,7 +71,7 @@ class LayerShapes:
         self.kinds: list[AttentionKind] = []
         self.foreign: set[str] = set()
         self._num_positions = min(num_positions, MOST_POSITIONS)
-        # By the memory of the masks that were made, which are kept so that it stays theirs.
+        # The masks that were made, by their memory, which are kept so that it stays theirs.
         self._masks: dict[int, tuple[Tensor, int | None]] = {}
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:

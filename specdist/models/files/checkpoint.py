@@ -43,7 +43,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 # What does not fit a family is found when it is cut (specdist.models.sharding.cutting). Not so for these:
 # with the first DeepSpeed fails with an assertion, and X-MOD looks at values.
 UNSHARDABLE_FAMILIES = ("bert-generation", "dbrx", "gpt_neo", "xmod", "zamba2")
-# Of a model without a longest sequence of its own.
+# The longest sequence of a model that names none.
 MOST_POSITIONS = 2**17
 # Layers that keep a state (specdist.models.recurrent), and the tokens' keys too, or not.
 HYBRID = "hybrid"
@@ -180,7 +180,7 @@ def open_checkpoint(
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
     config = drafter_config(option, name, folder)
     if not trust_remote_code:
-        # Of a drafter that is known here none is needed.
+        # A drafter that is known here needs none.
         for file_name in (TOKENIZER_CONFIG_NAME, *([CONFIG_NAME] if config is None else [])):
             _refuse_code(option, name, folder / file_name)
     if config is None:

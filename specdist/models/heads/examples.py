@@ -17,7 +17,7 @@ import pyarrow as pa
 PrefixKind = Literal["original", "draft", "target", "mixed"]
 PREFIX_KINDS: tuple[PrefixKind, ...] = ("original", "draft", "target", "mixed")
 HIDDEN_TYPES = {"float16": pa.float16(), "float32": pa.float32()}
-# Of equal width in every row, so that the hidden states can be read without a copy.
+# The columns have equal widths in every row, so that the hidden states can be read without a copy.
 COLUMNS = {
     "row_id": pa.int64(),
     "prefix_kind": pa.dictionary(pa.int8(), pa.string()),

@@ -32,7 +32,7 @@ ROLES = {
     ".lora_embedding_A": "A", ".lora_embedding_B": "B",
     ".lora_magnitude_vector": "m", ".lora_magnitude_vector.weight": "m",
 }  # fmt: skip
-# Those that are read here, those that say what the file holds anyway, and those of its training alone.
+# The keys that are read here, those that say what the file holds anyway, and those of its training alone.
 READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "use_dora",
              "init_lora_weights"}  # fmt: skip
 OTHER_KEYS = {

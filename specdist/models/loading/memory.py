@@ -11,7 +11,7 @@ import torch
 from specdist.utils import host
 from specdist.utils.host import KIBIBYTE
 
-# Of a host's memory, for passes and for other processes.
+# The share of a host's memory for passes and for other processes.
 RESERVED_FRACTION = 0.15
 
 

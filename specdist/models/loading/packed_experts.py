@@ -34,7 +34,7 @@ from specdist.utils.trial import Trial, check_difference, first_right
 EXPERTS_NAME = "specdist_packed"
 KERNEL = "a kernel of all experts"
 
-# By joined parameter: the quantised tensors that make it, with their places in it.
+# The quantised tensors that make each joined parameter, with their places in it.
 Places = Mapping[str, Sequence[tuple[str, Piece]]]
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Groups:
 
     def __init__(self, ids_S: Tensor, num_experts: int, dtype: torch.dtype) -> None:
         experts_E = torch.arange(num_experts, dtype=ids_S.dtype, device=ids_S.device)
-        # Those of expert e end there.
+        # The tokens of expert e end there.
         self.ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
         self._num_tokens, self._dtype = len(ids_S), dtype
 
@@ -58,7 +58,7 @@ class Groups:
         return token_blocks(self.ends_E, self._num_tokens, self._dtype)
 
 
-# Of sorted tokens [S, K]: [S, N], zeros for those of no expert here.
+# The product of sorted tokens [S, K]: [S, N], zeros for those of no expert here.
 Product = Callable[[Tensor, Groups], Tensor]
 
 

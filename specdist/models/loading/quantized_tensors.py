@@ -61,7 +61,7 @@ class QuantizedTensors:
         self.formats: dict[str, LayerFormat] = {}
         self.shapes, self._stored = dict(shapes), shapes
         self.layers: dict[str, LayerFormat] = {}
-        # Of the weights of all linear layers.
+        # The shapes of the weights of all linear layers.
         self._linear: dict[str, tuple[int, int]] = {}
         if quantization is None:
             return

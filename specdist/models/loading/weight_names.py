@@ -44,13 +44,13 @@ class WeightNames:
         self._converters = [change for change in mapping if isinstance(change, WeightConverter)]
         self._prefix = model.base_model_prefix
         self.known = dict(model.state_dict())
-        # Of towers that are left out, where a model has any.
+        # The tensors of towers that are left out, where a model has any.
         self._unread: dict[str, Tensor] = getattr(model, "unread", {})
         self._named = self.known | self._unread
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
         ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), *_beyond(model)]
         self._ignored = [re.compile(pattern) for pattern in ignored]
-        # Of a drafter that is a part of another model's files.
+        # The names of a drafter that is a part of another model's files.
         self._file_names: FileNames | None = getattr(model, "file_names", None)
         self._tied: dict[str, str] = {}
         if ties_embeddings(model):

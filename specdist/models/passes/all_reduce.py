@@ -35,12 +35,12 @@ MAX_BYTES_TIMES_RANKS = 2 * 2**20
 # Sizes that are measured, of 1 to 64 tokens of 8,192 numbers; a message goes the way of the next larger one.
 MEASURED_BYTES = tuple(2**14 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32, 64))
 NUM_SUMS, NUM_REPLAYS = 20, 3
-# Of a sharded model, and in a manifest: the choice.
+# The choice, as an attribute of a sharded model and in a manifest.
 SUMS = "sums_over_ranks"
 BACKEND = "all-reduce"
-# Of sums with a residual and a norm after them; of others the choice has a way beside it.
+# The way of sums with a residual and a norm after them; of others the choice has a way beside it.
 JOINED = "joined with norms"
-# Of a model: what sums.
+# The attribute of a model for what sums.
 SUMMING = "summing_over_ranks"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
@@ -67,7 +67,7 @@ class Sums:
         self._choice = [pair for pair in choice if pair[1] != JOINED]
         self.joined: Any = memories.get(JOINED)
         self.joined_bytes = max((most for most, way in choice if way == JOINED), default=0)
-        # In what runs now: how many, the last, and whether it is left to what follows.
+        # The sums of what runs now: how many, the last, and whether it is left to what follows.
         self._num_made, self._is_left = 0, False
         self._last: Tensor | None = None
 

@@ -40,12 +40,12 @@ ROTARY = "apply_rotary_pos_emb"
 ATTENTION, MLP = "self_attn", "mlp"
 # Layers that read the same input.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), PROJECTIONS[:2])
-# Of a module: that it gives what a plain linear layer does, of its weight and bias.
+# The attribute of a module that gives what a plain linear layer does, of its weight and bias.
 PLAIN = "is_plain_product"
 # What a model may hand to its layers for attention, and its cache.
 HANDED_OVER = ("attention_mask", "position_ids", "position_embeddings")
 RENAMING = "transformers.utils.deprecation"
-# Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
+# Sizes of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
 NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
 MLP_WIDTH = 1100
 

@@ -23,7 +23,7 @@ MAX_GRAPHS = 128
 # Recorded graphs after which the log says what they take.
 FIRST_GRAPHS = 16
 
-# Of a replay from the pass itself: the largest difference, and what is permitted.
+# The largest difference of a replay from the pass itself, and what is permitted.
 Difference = Callable[[Tensor, Tensor], tuple[float, float]]
 
 logger = logging.getLogger(__name__)

@@ -151,7 +151,7 @@ class StateReader:
     def _catch(self, place: int, layer: nn.Module, inputs: tuple[Any, ...], outputs: Any = None) -> None:
         del layer
         found = inputs if outputs is None else outputs
-        # Of a batch that is one row for the model. Later layers may add to it in place.
+        # The states of a batch that is one row for the model. Later layers may add to it in place.
         states_TE = (found if isinstance(found, Tensor) else found[0])[0]
         num_tokens, size = states_TE.shape
         self._left_states(num_tokens)[:, place * size : (place + 1) * size].copy_(states_TE)

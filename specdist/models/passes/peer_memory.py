@@ -21,9 +21,9 @@ ONE_SHOT, MULTIMEM = "one-shot", "multimem"
 MAX_ROWS = 64
 # Until the kernel has been checked it does not wait for ever: some half a minute on a GPU.
 CHECK_WAITS = 2**26
-# By which the kernel is checked and measured.
+# The norm by which the kernel is checked and measured.
 NORM: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 0.0, "rounds_first": True}
-# Of the kernel's memory, see :mod:`specdist.kernels.peer_sums`.
+# Sizes of the kernel's memory, see :mod:`specdist.kernels.peer_sums`.
 GRAIN, SIGNAL_BYTES = 16, 8
 
 

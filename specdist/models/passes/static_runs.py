@@ -37,7 +37,7 @@ RECORDED_LENGTHS = (2, 4, 8)
 LONGEST_RUN = RECORDED_LENGTHS[-1]
 # Beside those of single passes. What would need more takes single steps.
 MAX_RUN_GRAPHS = 64
-# Of int32: streams, positions and misses of the sequences' random numbers have eight bytes.
+# Numbers of int32: streams, positions and misses of the sequences' random numbers have eight bytes.
 NUM_KEYS, KEY_NUMBERS = 3, 2
 # Columns of a step besides token ids. They are compared where the tokens drawn before are the same.
 LEAST_EQUAL_DRAWS = 0.5
@@ -99,7 +99,7 @@ class StaticRuns:
         self._tolerance = TOLERANCES[str(dtype)]
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
-        # By step: what the largest run so far needed; and by run: what its graph writes to.
+        # What the largest run so far needed, by step; and what each run's graph writes to.
         self._newest_scores: dict[Hashable, Tensor] = {}
         self._scores: dict[Hashable, list[Tensor]] = {}
 

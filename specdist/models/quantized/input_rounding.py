@@ -18,8 +18,8 @@ from specdist.models.quantized.quantized_weights import LIMITS, LayerFormat, rou
 from specdist.utils.trial import check_difference
 
 TRIAL_TOKENS = 5
-# Of scales, and the share of numbers that may be the next one: where it is to divide by a number, torch
-# multiplies by its inverse on CUDA.
+# Tolerances of scales, and the share of numbers that may be the next one: where it is to divide by a number,
+# torch multiplies by its inverse on CUDA.
 SCALE_TOLERANCE, MOST_MOVED = 1e-6, 0.01
 
 

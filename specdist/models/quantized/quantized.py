@@ -36,7 +36,7 @@ UNQUANTISED = "name the unquantised checkpoint that it was made from"
 # A group of columns of int4: the first that divides the inputs. Others are left as they are.
 INT4_GROUPS = (64, 32)
 PACKED_FORMAT = "pack-quantized"
-# Of four bits: the strategy, numbers of a scale, and the scale of all of these.
+# Formats of four bits: the strategy, numbers of a scale, and the scale of all of these.
 FLOAT4_FORMATS: dict[str, tuple[str, int, GlobalScale | None]] = {
     "nvfp4-pack-quantized": ("tensor_group", 16, "weight_global_scale"),
     "mxfp4-pack-quantized": ("group", 32, None),
@@ -269,7 +269,7 @@ def _compressed_layer(group: Mapping[str, Any], form: Any) -> LayerFormat | str:
     }.get(strategy)  # fmt: skip
     if shared is None or not all(each is None or (isinstance(each, int) and each > 0) for each in shared):
         return f"weights with strategy {strategy}, group_size {columns}, block_structure {block}"
-    # Of columns in another order; "weight" and "static" are another order during calibration only.
+    # The columns may be in another order; "weight" and "static" are another order during calibration only.
     if weights.get("actorder") not in (None, False, "weight", "static"):
         return f"weights with actorder {weights['actorder']}"
     if weights.get("dynamic"):

@@ -48,7 +48,7 @@ LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
 INT4_KERNEL = "torch._weight_int4pack_mm"
 
 
-# Of inputs [T, K], and what they are rounded to, if they are: [T, N].
+# The product of inputs [T, K], and what they are rounded to, if they are: [T, N].
 Product = Callable[[Tensor, "RoundedInput | None"], Tensor]
 
 logger = logging.getLogger(__name__)
@@ -97,10 +97,10 @@ class QuantizedLinear(nn.Module):
         self.bias = bias
         if cut is not None and cut.dim == 0:
             vars(self)[CUTS] = {"bias": cut}
-        # With what others give (specdist.models.sharding.experts).
+        # Whether it is summed later with what others give (specdist.models.sharding.experts).
         self.is_summed_later = False
         self._product: Product = self.dequantized_product
-        # Of all layers, and the module that has this one: see :func:`choose_products`.
+        # The last input of all layers, and the module that has this one: see :func:`choose_products`.
         self.last_input = LastInput()
         self.owner: str | None = None
 

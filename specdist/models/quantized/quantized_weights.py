@@ -26,9 +26,9 @@ GlobalScale = Literal["weight_global_scale", "weight_scale_2"]
 ProductKind = Literal["float8", "int8", "int8 weights", "int4 weights"]
 DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8, "float4": torch.uint8}
 BITS = {"float8": 8, "int8": 8, "int4": 4, "float4": 4}
-# Of a zero point.
+# Bytes of a zero point.
 ZERO_BYTES = 1
-# Of a scale that is a power of two.
+# The bias of a scale that is a power of two.
 EXPONENT_BIAS = 127
 # The largest number over the scale. Integers: half of the range, as compressed-tensors has it; its end at
 # -128 and 127 is clamped.

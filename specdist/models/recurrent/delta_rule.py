@@ -90,7 +90,7 @@ class _Chunk:
 
     def __init__(self, tokens: DeltaTokens, state_SHKV: Tensor) -> None:
         self._tokens, self._state = tokens, state_SHKV
-        # From the chunk's beginning through each token.
+        # Sums from the chunk's beginning through each token.
         self._sums = tokens.log_decays.cumsum(2)
         is_later_CC = torch.ones(2 * (tokens.keys.shape[2],), dtype=torch.bool, device=state_SHKV.device)
         self._is_later_CC = is_later_CC.triu(1)

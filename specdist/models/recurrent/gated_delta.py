@@ -204,7 +204,7 @@ class KimiDelta(GatedDelta):
         return parts, module.g_b_proj(module.g_a_proj(hidden_TE)).unflatten(-1, (-1, self._widths[1]))
 
 
-# By the parts that a module has besides those of all.
+# Kinds by the parts that a module has besides those of all.
 PARTS: tuple[tuple[type[GatedDelta], tuple[str, ...]], ...] = (
     (JoinedGatedDelta, (*OF_HEADS, "in_proj_qkvz", "in_proj_ba", "norm", "out_proj")),
     (SplitGatedDelta, (*OF_HEADS, "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")),

@@ -19,7 +19,7 @@ from specdist.utils.trial import check_difference, first_right
 # delta rule; with decays of single numbers for 16), or 30 (Mamba 2). More tokens are left to a library, where
 # one is right, and are not recorded. Blocks are never longer.
 MAX_KERNEL_TOKENS = 128
-# Of the check: sums in another order, in units of the largest number.
+# The tolerance of the check: sums in another order, in units of the largest number.
 TOLERANCE = 1e-4
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def one_by_one_mamba(
     for step, of_x, of_b, of_c in zip(*(each.unbind(1) for each in (steps, x, b, c)), strict=True):
         repeats = of_x.shape[1] // of_b.shape[1]
         of_b, of_c = (each.repeat_interleave(repeats, 1)[:, :, None] for each in (of_b, of_c))
-        # Of heads; or of the numbers of the only one.
+        # Steps of heads; or of the numbers of the only one.
         step, rate = (step[:, :, None], rates[:, None, None]) if rates.dim() == 1 else (step[:, None], rates)
         state = state * (step[..., None] * rate).exp() + (step * of_x)[..., None] * of_b
         states.append(state)

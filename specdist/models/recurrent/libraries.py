@@ -23,13 +23,14 @@ from torch import Tensor
 from specdist.models.recurrent.kernels import one_by_one_delta_rule, one_by_one_mamba
 from specdist.utils.trial import TOLERANCES, check_difference, first_right
 
-# Of the check: more than two chunks of either library, and heads that its kernels take.
+# The check's sizes: more than two chunks of either library, and heads that its kernels take.
 NUM_TOKENS, NUM_HEADS, WIDTH = 150, 2, 64
 MAMBA_CHUNK = 64
 # Steps of its channels' and places' addresses.
 CONVOLUTION_GRAIN = 8
 
-# Of a state [1, H, ...], tokens [T, H, ...] and what is of the layer, to outputs and the state after.
+# A function of a state [1, H, ...], tokens [T, H, ...] and what is of the layer, to outputs and the state
+# after.
 OnChunk = Callable[..., tuple[Tensor, Tensor]]
 Found = TypeVar("Found")
 

@@ -26,7 +26,7 @@ from specdist.models.recurrent.libraries import mamba2_on
 from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
 
-# Of a prompt: more tokens are more work for each, and fewer products.
+# The tokens of a prompt's chunk: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
 PARTS = (
     "in_proj", "conv1d", "dt_bias", "D", "norm", "out_proj", "head_dim", "ssm_state_size", "time_step_limit"
@@ -87,7 +87,7 @@ def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tenso
     num_tokens, num_groups = tokens.b.shape[1:3]
     b_SLGN, c_SLGN, of_groups = tokens.b.float(), tokens.c.float(), (num_groups, -1)
     logs_SHL = (tokens.steps * rates_H).transpose(1, 2)
-    # From a token (the second) to a later one: [S, H, L, L].
+    # Decays from a token (the second) to a later one: [S, H, L, L].
     between = logs_SHL[..., None].expand(*logs_SHL.shape, num_tokens).tril(-1).cumsum(-2)
     is_later_LL = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=between.device).tril()
     weights = between.masked_fill(~is_later_LL, -torch.inf).exp() * tokens.steps.transpose(1, 2)[:, :, None]

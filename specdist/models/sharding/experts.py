@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 
 from specdist.models.recurrent.cuts import CUTS, Cut
 
-# Of a probe: tokens; how much larger the second numbers are, which norms and caps would hide; and the largest
-# difference of two orders of rounding, relative to the largest number.
+# Sizes of a probe: tokens; how much larger the second numbers are, which norms and caps would hide; and the
+# largest difference of two orders of rounding, relative to the largest number.
 PROBE_TOKENS, SECOND, TOLERANCE = 4, 64.0, 2.0**-6
 
 logger = logging.getLogger(__name__)

@@ -40,11 +40,11 @@ from specdist.models.sharding.tp_plan import EXPERTS, WHOLE
 from specdist.utils.ranges import range_of_part
 
 LINEAR = (nn.Linear, Conv1D)
-# Of a feed-forward part.
+# The cut of a feed-forward part.
 NEARLY_EQUAL = AutoTPMeta(tp_grain_size=GRAIN)
 # What attention calls its key/value heads.
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_kv")
-# Of a trial of a norm's formula, in bfloat16: a few last places.
+# A trial of a norm's formula, in bfloat16: rows, and a few last places.
 TRIAL_ROWS, TOLERANCE = 64, 2.0**-6
 
 
@@ -207,7 +207,7 @@ class NormOverRanks(nn.Module):
         self.mp_group = group
         num_ranks = dist.get_world_size(group)
         (own,) = own_ranges(cut, len(weight), dist.get_rank(group), num_ranks)
-        # Of heads that several ranks have each has all numbers.
+        # Each rank has all numbers of heads that several ranks have.
         self.whole_width *= cut.num_repeats(num_ranks)
         vars(self)[CUTS] = {"weight": Cut(0, (own,))}
         self.weight = nn.Parameter(weight.detach()[own.start : own.stop], requires_grad=False)

@@ -30,8 +30,8 @@ WHOLE = {
     EXPERTS, "moe_identity_expert", "replicated_with_grad_allreduce", "replicate", "embedding_rowwise",
     "embedding_colwise", "mla_kv_a_proj", "local_params",
 }  # fmt: skip
-# By the last part of the name: what transformers gathers (``colwise_gather_output``), and its counterpart
-# (``rowwise_split_input``). Others are not worth a sum over the ranks.
+# Styles by the last part of the name: what transformers gathers (``colwise_gather_output``), and its
+# counterpart (``rowwise_split_input``). Others are not worth a sum over the ranks.
 GATHERED = {
     "q_proj": COLWISE, "k_proj": COLWISE, "v_proj": COLWISE, "qkv_proj": PACKED, "gate_up_proj": PACKED,
 }  # fmt: skip
@@ -44,7 +44,7 @@ SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.
 # Attention has one of them.
 OF_HEADS = ("head_dim", "head_size", "num_heads", "num_attention_heads")
 KEYS_VALUES = {"k_proj", "v_proj", "k_norm"}
-# In the name of joined projections.
+# What names of joined projections have.
 QUERIES_TOO = r"qkv|c_attn"
 
 # Output projections of attention and feed-forward parts, and what is cut before them: plans leave some out.
@@ -74,7 +74,8 @@ LLAMA = {
     "layers.*.feed_forward.gate_proj": COLWISE, "layers.*.feed_forward.up_proj": COLWISE,
     "layers.*.feed_forward.down_proj": ROWWISE,
 }  # fmt: skip
-# Of families for which transformers has no plan, or not all of it, and DeepSpeed's rules by name do not fit.
+# Plans of families for which transformers has none, or not all of it, and DeepSpeed's rules by name do not
+# fit.
 PLANS: dict[str, dict[str, str]] = {
     "bitnet": {"layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM},
     "persimmon": {
@@ -179,7 +180,7 @@ def largest_size(checkpoint: Checkpoint, below: int) -> int:
 
 def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:
     """What a plan leaves out of attention and feed-forward parts, shared experts among them."""
-    # Those of towers for images have no index.
+    # The layers of towers for images have no index.
     layers = tuple(
         f"{name.rpartition('.')[0]}."
         for name, module in modules.items()

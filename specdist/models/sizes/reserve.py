@@ -39,13 +39,14 @@ COMMUNICATOR_BYTES = 512 * MIB
 GRAPH_NODE_BYTES = 10 * 1024
 # Number of kernels in a Llama layer, and outside of layers.
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
-# Of a recorded draw: most of them are the noise of gumbel, and features.
+# The kernels of a recorded draw: most of them are the noise of gumbel, and features.
 DRAW_KERNELS = 90
 STATE_COPIES = 3
-# Of a token's experts, each with its own rows: the gate of gpt-oss holds seven products of the inner width at
-# a time, others four; beside them are numbers of experts and places after sorting. Of the router, scores.
+# What a token's experts hold, each with its own rows: the gate of gpt-oss holds seven products of the inner
+# width at a time, others four; beside them are numbers of experts and places after sorting. Of the router,
+# scores.
 GATE_PRODUCTS, ORDER_BYTES, SCORE_BYTES = 7, 64, 16
-# Of the whole GPU: memory that the allocator cannot use because of fragmentation.
+# The share of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 
 Decisions = Literal["greedy", "rejection", "gumbel"]
@@ -173,7 +174,7 @@ def reserve(
 ) -> Reserve:
     """The reserve of one model on one GPU of ``device_bytes``. ``num_communicators``: of NCCL, on this
     rank, which are not connected yet."""
-    # As they leave the layers, side by side, and those of committed tokens.
+    # States as they leave the layers, side by side, and those of committed tokens.
     states = STATE_COPIES * limits.num_tokens * limits.num_state_numbers * model.bytes_per_number
     return Reserve(
         activations=activation_bytes(model, limits.num_tokens, tp_size)

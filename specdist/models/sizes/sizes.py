@@ -333,7 +333,7 @@ def model_size(
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=layers_of(text, model, bytes_per_number),
-        # Those of a drafter need no table: its configuration's number is that of its training.
+        # A drafter's positions need no table: its configuration's number is that of its training.
         max_positions=getattr(None if drafter else text, "max_position_embeddings", sys.maxsize),
         num_whole_products=num_whole_products,
         num_of_keys=num_of_keys,

@@ -38,7 +38,7 @@ from specdist.utils.errors import UserError
 
 # Rounded partial sums of several ranks have a few times the error of one rank.
 TOLERANCE_FACTOR = 8.0
-# For float32, where the measured error may be 0, but sums in another order differ.
+# The tolerance for float32, where the measured error may be 0, but sums in another order differ.
 LEAST_TOLERANCE = 2.0**-10
 # Where inputs of layers are rounded to 8 bits, sums in another order move some to the next number.
 LEAST_ROUNDED_TOLERANCE = 2.0**-5
@@ -47,7 +47,7 @@ MAX_REASON_CHARACTERS = 200
 logger = logging.getLogger(__name__)
 
 
-# Of a rank: its tensors, or why there are none.
+# A rank's tensors, or why there are none.
 Part = dict[str, Tensor] | str
 
 

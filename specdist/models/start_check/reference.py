@@ -287,7 +287,7 @@ def run_reference(
         if isinstance(each, PreTrainedModel) and each._can_set_attn_implementation():
             each.set_attn_implementation(ATTENTION_NAME)
     found = _run_tokens(model.to(device).eval(), sample, device)
-    # By the layers' numbers in the whole model.
+    # The tensors by the layers' numbers in the whole model.
     return {
         f"layer {sample.layers[int(layer)]} {what}" if what else layer: tensor
         for name, tensor in found.items()

@@ -29,7 +29,7 @@ GAUTAM_2025 = Reference(
     title="Token-Driven GammaTune: Adaptive Calibration for Enhanced Speculative Decoding",
     arxiv="2504.00030",
 )
-# Of the heuristic of transformers.
+# The numbers of transformers' heuristic.
 GROWTH, SHRINKAGE, FEWEST = 2, 1, 1
 
 

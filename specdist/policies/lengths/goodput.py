@@ -168,7 +168,8 @@ class Goodput(RegisteredPolicy):
         self._costs = costs
         self.reads_head = reads_head
         self._acceptance = AcceptanceModel(PRIOR_WEIGHTS[is_coupled])
-        # Of tokens with a head's estimate, and of places of a block drafter's blocks, if there is one.
+        # The models of tokens with a head's estimate, and of places of a block drafter's blocks, if there is
+        # one.
         self._acceptance_by_head = AcceptanceModel(PRIOR_WEIGHTS_WITH_HEAD)
         self._acceptance_at_places = AcceptanceModel(PRIOR_WEIGHTS_OF_PLACES)
         self._has_blocks = False
@@ -176,12 +177,12 @@ class Goodput(RegisteredPolicy):
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
         self._steps_D = np.arange(1, max_draft_tokens + 1)
-        # Of the current drafting: what it has taken, and the probability that each chain is accepted so far.
+        # What the current drafting has taken, and the probability that each chain is accepted so far.
         self._spent = Spent(costs, max_draft_tokens)
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
-        # With a head: the same without the last token, and the features of that one.
+        # The same without the last token, and the features of that one, with a head.
         self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
 

@@ -58,7 +58,7 @@ class SpecDecPlusPlus(RegisteredPolicy):
     grid: ClassVar[Grid] = {"stop_threshold": NINTHS}
     reads_head = True
     head_kind = "acceptance"
-    # By draft slot: probability that all of its block is accepted.
+    # The probability that all of a draft slot's block is accepted.
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 
     def wants(self, rows: DraftSequences) -> np.ndarray:
@@ -67,7 +67,7 @@ class SpecDecPlusPlus(RegisteredPolicy):
             self._begin(draft_slots_R)
         if estimates_DR is None:
             return np.full(len(draft_slots_R), self.max_draft_tokens)
-        # Of the token before a block nothing is asked.
+        # Nothing is asked about the token before a block.
         survival_DR = np.where(np.isnan(estimates_DR), 1.0, estimates_DR)
         survival_DR[0] *= self._survival[draft_slots_R]
         survival_DR = survival_DR.cumprod(axis=0)

@@ -74,7 +74,7 @@ class DraftRuns:
             self.head = HeadReader(head, runner.device, draft_state.features, keeps_estimates=keeps_estimates)
         self.pass_counts = PassCounts(has_head=head is not None)
         self.unknown: NextTokens | None = None
-        # By number of steps: the longest run of at most so many that is recorded.
+        # The longest recorded run of at most so many steps, by number of steps.
         lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
         self._recorded_lengths = [
             max((length for length in lengths if length <= number), default=1)
@@ -238,7 +238,7 @@ class RunLengths:
     """
 
     def __init__(self, max_steps: int) -> None:
-        # By number of steps: draftings that needed so many. Before the first one, short ones are expected.
+        # The number of draftings that needed so many steps. Before the first one, short ones are expected.
         self._weights_D = 0.5 ** np.arange(max_steps + 1)
         self._weights_D[0] = 0.0
 

@@ -22,9 +22,9 @@ from specdist.sampling.random import RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import places_from
 
-# In the place of a position without scores.
+# The index of a position without scores.
 NOWHERE = -1
-# In entries without scores, and in those of certain tokens; steps are counted from 1.
+# The step of entries without scores, and of certain tokens; steps are counted from 1.
 NO_STEP = 0
 CERTAIN = -1
 
@@ -104,22 +104,22 @@ class DraftState:
         self, *, num_slots: int, num_branches: int, max_length: int, vocab_size: int, device: torch.device
     ) -> None:
         """``num_branches``: per slot."""
-        # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
+        # Numbers by slot: tokens committed, candidates after them, and tokens drafted ahead after those.
         self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
         self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
-        # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
-        # drafted is dropped; only then is a position drafted again.
+        # Numbers by draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what
+        # was drafted is dropped; only then is a position drafted again.
         num_draft_slots = num_slots * (1 + num_branches)
         self.num_computed, self.stream_keys, self.num_misses = np.zeros((3, num_draft_slots), np.int64)
-        # By draft slot and position: committed and drafted tokens, and the probabilities, features and scores
-        # with which the draft drew them. Memory that is never written costs nothing.
+        # What each draft slot has at each position: committed and drafted tokens, and the probabilities,
+        # features and scores with which the draft drew them. Memory that is never written costs nothing.
         self.token_ids = np.zeros((num_draft_slots, max_length), np.int64)
         self.probabilities = np.zeros((num_draft_slots, max_length))
-        # Of drafted tokens: whether no other was allowed; and whether any ever was.
+        # Whether no other token than the drafted one was allowed; and whether that ever was so.
         self.is_forced, self.has_forced = np.zeros((num_draft_slots, max_length), bool), False
         self.features = TokenFeatures(num_draft_slots, max_length)
         self.scores = StepScores(num_draft_slots, max_length, vocab_size, device)
-        # Of these slots, in a pass of its own, if contexts are put off.
+        # Runs the contexts of these slots, in a pass of its own, if they are put off.
         self.prefill_lazily: Callable[[np.ndarray], None] | None = None
 
     def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
 from specdist.utils.ranges import places_from
 
-# Of a token that is certain: entropy, and the probabilities of it and of the likeliest one.
+# The features of a token that is certain: entropy, and the probabilities of it and of the likeliest one.
 CERTAIN_FEATURES = np.array([[0.0], [1.0], [1.0]])
 
 

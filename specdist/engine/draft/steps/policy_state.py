@@ -21,7 +21,7 @@ class PolicyState:
         self._policy = policy
         self._initial_H = np.array(policy.initial_history, np.float64)
         self._lines_SH = np.tile(self._initial_H, (num_slots, 1))
-        # By random stream.
+        # The states of suspended sequences, by random stream.
         self._suspended: dict[int, np.ndarray] = {}
 
     def snapshot(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
