@@ -207,7 +207,7 @@ def test_a_run_imports_no_more_than_it_needs() -> None:
         "    import specdist.job.generate\n"
         "    assert not gc.isenabled()\n"
         "assert gc.isenabled()\n"
-        "heavy = {'deepspeed', 'datasets', 'matplotlib', 'pandas', 'scipy', 'sklearn', 'tensorboardX',\n"
+        "heavy = {'deepspeed', 'datasets', 'matplotlib', 'pandas', 'scipy', 'sklearn',\n"
         "         'llguidance', 'peft', 's3fs', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

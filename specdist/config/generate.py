@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +45,6 @@ from specdist.policies.registry import (
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_ranges, check_refusals, within, written
 
-TENSORBOARD_PACKAGE = "tensorboardX"
-
 
 @dataclass(kw_only=True)
 class ReplicaOptions(RankOptions):
@@ -56,14 +53,6 @@ class ReplicaOptions(RankOptions):
     lease_timeout: float = option(
         60.0, rule=within(at_least=1, below=math.inf, text="must be a number of seconds, 1 or more"),
         help="seconds without a heartbeat after which other replicas take over a replica's shards",
-    )  # fmt: skip
-    tensorboard: bool = option(False, help="write TensorBoard scalars to tensorboard/ in the output folder")
-
-    _refusals: ClassVar[Refusals] = (
-        ("tensorboard", lambda _: importlib.util.find_spec(TENSORBOARD_PACKAGE) is None,
-         f"needs the package {TENSORBOARD_PACKAGE}, which is not installed: pip install -e "
-         "'.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ has the same figures "
-         "for every shard"),
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
 from specdist.job.totals.hub import push_to_hub
-from specdist.job.totals.progress import Progress, Scalars
+from specdist.job.totals.progress import Progress
 from specdist.job.totals.report import cut_line, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
@@ -218,11 +218,6 @@ def generate_rows(
         too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
     )
     progress = Progress(run.shards.num_completions, 0)
-    scalars = (
-        Scalars(local_folder(config.output, config.cache_dir), run.membership.replica)
-        if config.tensorboard
-        else None
-    )
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
     if replica.costs is not None and config.uses_draft_model and not stays_frozen(config, topology, models):
@@ -239,9 +234,6 @@ def generate_rows(
             is_traced=config.is_traced,
             is_exact=is_exact,
             column_options=column_options(config),
-            on_shard=lambda shard, stats: (
-                scalars.shard_finished(progress.counts, shard, stats) if scalars is not None else None
-            ),
         ),
         lengths=ExpectedLengths(
             partial(run.prompts.sizes, length_column=config.length_column),
@@ -262,15 +254,11 @@ def generate_rows(
                 engine = replica.engine(recorder.requests(), stop_rules, stats_recorder)
                 for completion in engine.run(should_stop):
                     recorder.record(completion)
-                    if scalars is not None:
-                        scalars.tick(progress.counts, engine.scheduler.load)
             elif assignment is Assignment.COSTS:
                 recorder.change_costs(replica.use_costs)
     finally:
         recorder.close()
         progress.close()
-        if scalars is not None:
-            scalars.close()
     return recorder.is_run_complete
 
 

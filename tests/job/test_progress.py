@@ -1,27 +1,18 @@
-"""A bar on a terminal, a line a minute elsewhere, and scalars for TensorBoard where they are asked for."""
+"""A bar on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import logging
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specdist.job import generate
 from specdist.job.totals import progress
 from specdist.job.totals.progress import LINE_INTERVAL_S, Progress
 from tests.data.samples import row_result
-from tests.job.events import read_scalars
-from tests.job.launching import refused, run_here, shard_bytes
-
-has_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboardX") is None, reason="tensorboardX is not installed"
-)
 
 
 class Clock:
@@ -68,28 +59,3 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: Clock, ca
         bar.close()
     assert "2/4" in terminal.getvalue() and "2.0 tokens/s" in terminal.getvalue()
     assert caplog.messages == []
-
-
-@has_tensorboard
-def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Path) -> None:
-    """--tensorboard changes no row."""
-    output = tmp_path / "run"
-    assert run_here(**options, tensorboard=True, output=output).code == 0
-    assert shard_bytes(output) == shard_bytes(greedy[0])
-    (folder,) = (output / "tensorboard").iterdir()
-    found = read_scalars(folder)
-    assert sorted(number for _, number in found["shard/number"]) == [0, 1, 2]
-    steps = [step for step, _ in found["shard/tokens_per_s"]]
-    assert steps == sorted(steps) and steps[-1] == 24
-    assert found["run/rows_done"][-1] == (24, 24) and 0 < found["run/draft_acceptance_rate"][-1][1] < 1
-    assert found["run/free_pages"][-1][1] > 0
-
-
-def test_without_the_package_the_job_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], no_models: None, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("specdist.config.generate.TENSORBOARD_PACKAGE", "no_such_package")
-    monkeypatch.setattr(generate, "plan_models", None)
-    ended = run_here(**options, tensorboard=True, output=tmp_path / "run")
-    refused(ended, "--tensorboard needs the package", "pip install", "leave --tensorboard out")
-    assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ from specdist.utils.json_values import parse_object
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
 # Names and versions of the files of a run that are there; and those that are not needed to read it.
 INDEX = "mirror.json"
-LEFT_OUT = (f"{LEASES_FOLDER}/", "logs/", "tensorboard/")
+LEFT_OUT = (f"{LEASES_FOLDER}/", "logs/")
 
 logger = logging.getLogger(__name__)
 

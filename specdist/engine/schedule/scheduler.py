@@ -25,7 +25,6 @@ from specdist.engine.schedule.plan import (
     limits_within,
 )
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.reports import EngineLoad
 from specdist.models.cache.pages import NO_UPDATES, PageTable, PageUpdates
 from specdist.sampling.keys import stream_key
 
@@ -60,11 +59,6 @@ class Scheduler:
         if not (self._pages.has_windowed or self._pages.has_states):
             return updates
         return updates.where((updates.pages >= 0) & (updates.slots >= 0))
-
-    @property
-    def load(self) -> EngineLoad:
-        """The load between rounds."""
-        return EngineLoad(num_seqs=len(self.running), num_free_pages=self.num_free_pages)
 
     def plan(self, known: tuple[list[Sequence], list[int], PageUpdates] | None = None) -> RoundPlan:
         """The next round. Empty when every request is finished. ``known``: the running sequences, whose

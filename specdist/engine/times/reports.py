@@ -24,14 +24,6 @@ class RoleTimes(DraftTimes):
     peak_memory_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineLoad:
-    """Running sequences, and free pages of the cache."""
-
-    num_seqs: int = 0
-    num_free_pages: int = 0
-
-
 @dataclass(frozen=True)
 class DraftSteps:
     """What the draft has counted since its last reply, by the names of :class:`Stats`."""

@@ -62,15 +62,13 @@ class ShardWriter:
         is_traced: bool = False,
         is_exact: bool = True,
         column_options: Sequence[str] = (),
-        on_shard: Callable[[int, dict[str, Any]], None] = lambda shard, stats: None,
     ) -> None:
         """
         Args:
             column_options: those of the run that have columns of their own.
-            on_shard: called with every shard that this replica has completed, and its statistics.
         """
         self._plan, self._is_traced, self._is_exact = plan, is_traced, is_exact
-        self._column_options, self._on_shard = column_options, on_shard
+        self._column_options = column_options
         self.uploads = Uploads()
 
     def write(
@@ -110,9 +108,4 @@ class ShardWriter:
                 trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
             return self._plan.folder.finish_shard(shard, table, stats, trace, is_held=is_held)
 
-        def published(is_mine: bool) -> None:
-            then(is_mine)
-            if is_mine:
-                self._on_shard(shard, stats)
-
-        self.uploads.start(publish, published)
+        self.uploads.start(publish, then)
