@@ -29,11 +29,12 @@ from specdist.models.attention.plain import plain_attention
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
-from specdist.models.loading.packed_experts import Groups, PackedExperts
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
-from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.sampling.processing.filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu.first_device import Bench, Shape, say, step, table
@@ -411,7 +412,7 @@ def quantised_cases(bench: Bench, shape: Shape) -> Iterator[Case]:
     weight = bench.random(num_outputs, num_inputs)
     for name, form in QUANTISED.items():
         layer = QuantizedLinear(form, num_outputs, num_inputs).to_empty(device=bench.device)
-        layer.fill(quantize(form, weight), {})
+        fill_quantized(layer, Piece.whole("", weight.shape), weight)
         for kernel, make in products_of(layer, torch.bfloat16).items():
             product = functools.cache(make)
             for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:

@@ -20,7 +20,7 @@ from transformers.core_model_loading import (
 
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading import conversions, loading, weight_names
-from specdist.models.loading.conversions import Conversion, Piece, TracedTensor, UnknownOperationError
+from specdist.models.loading.conversions import Conversion, Piece, TracedTensor
 from tests.models.all_families import build
 from tests.models.live_bytes import LiveBytes
 
@@ -70,13 +70,6 @@ def test_twelve_experts_are_in_the_order_of_their_numbers(mixture: Path) -> None
     stored = [f"model.layers.0.mlp.experts.{expert}.down_proj.weight" for expert in (11, 2, 10, 1)]
     (conversion,) = conversions._grouped(names, stored)
     assert list(conversion.sources.values()) == [[stored[3], stored[1], stored[2], stored[0]]]
-
-
-def test_of_an_unknown_operation_there_are_no_places() -> None:
-    conversion = Conversion("m.a", WeightConverter("b", "a", [Interleave(0)]), {"b": ["m.b"]})
-    model: Any = type("Model", (), {"config": None})
-    with pytest.raises(UnknownOperationError):
-        conversion.converted({"m.b": TracedTensor((4, 2), [])}, model)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ class Attention(nn.Module):
             layer = QuantizedLinear(LayerFormat(rows=1, columns=None, **form), 32, NUM_INPUTS)
             layer = layer.to_empty(device="cpu")
             weight = torch.randn(32, NUM_INPUTS, generator=torch.Generator().manual_seed(seed))
-            layer.fill(quantize(layer.form, weight), {"input_scale": torch.tensor(0.01 * (seed + 1))})
+            whole = replace(quantize(layer.form, weight), input_scale=torch.full((1,), 0.01 * (seed + 1)))
+            fill_quantized(layer, Piece.whole("", weight.shape), whole)
             setattr(self, name, layer)
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
