@@ -20,8 +20,9 @@ from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.files.checkpoint import EXPERT_COUNTS, open_checkpoint
 from specdist.models.loading.loading import load_whole
 from specdist.models.sharding.experts import experts_of
+from specdist.models.start_check.loaded_sample import run_loaded
 from specdist.models.start_check.loading_check import LoadingCheck, check_loading, relative_difference
-from specdist.models.start_check.reference import MOST_POSITIONS, choose_sample
+from specdist.models.start_check.reference import MOST_POSITIONS, Sample, choose_sample
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import model_of as with_border
 from tests.models.all_families import build
@@ -173,6 +174,26 @@ def test_a_reference_that_cannot_be_computed_is_reported_and_is_not_an_error(
     monkeypatch.setattr("specdist.models.start_check.reference.WeightNames", lambda _: 1 / 0)
     check = checked(folder, torch.float32)
     assert check.to_json() == {"is_checked": False, "reason": "ZeroDivisionError: division by zero"}
+
+
+@pytest.mark.parametrize("runs_in_full", [False, True])
+def test_a_model_that_does_not_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_in_full: bool
+) -> None:
+    """It was warned of, and generated with. A family of which only the few layers do not run may be right."""
+
+    def fails(model: PreTrainedModel, sample: Sample, device: torch.device) -> dict[str, Tensor]:
+        if runs_in_full and len(sample.layers) == 4:
+            return run_loaded(model, sample, device)
+        raise KeyError(2)
+
+    folder = saved(tmp_path, num_hidden_layers=4)
+    monkeypatch.setattr("specdist.models.start_check.loading_check.run_loaded", fails)
+    if runs_in_full:
+        assert checked(folder, torch.float32).reason == "KeyError: 2"
+        return
+    with pytest.raises(UserError, match=r"--target .* does not run \(KeyError: 2\)\. Nothing was generated"):
+        checked(folder, torch.float32)
 
 
 LIMITS = {"nemotron_h": {"time_step_min": 0.5}, "mamba2": {"time_step_limit": (0.2, 0.6)}}

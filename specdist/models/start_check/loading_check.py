@@ -47,8 +47,16 @@ MAX_REASON_CHARACTERS = 200
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a pass gave nothing; ``is_limit``: the check cannot run such a model, and says nothing of it."""
+
+    reason: str
+    is_limit: bool
+
+
 # A rank's tensors, or why there are none.
-Part = dict[str, Tensor] | str
+Part = dict[str, Tensor] | Failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,25 +113,27 @@ def check_loading(
         vocab_size: number of ids with logits.
 
     Raises:
-        UserError: on rank 0, if they differ.
+        UserError: on rank 0, if they differ, or the loaded model itself does not run.
     """
     try:
         sample = choose_sample(checkpoint, vocab_size, model)
     except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
         return LoadingCheck(reason=_reason(error))
-    part: Part
-    try:
-        found = run_loaded(model, sample, device)
-        part = _own_part(model, found, sample)
-    except Exception as error:  # as above; all ranks wait for the others' parts
-        part = _reason(error)
-    parts = _of_all_ranks(part, group)
+    whole, failures = _parts(model, sample, device, group)
+    # It may be the few layers that do not run.
+    is_limit = all(each.is_limit for each in failures)
+    in_full = [] if is_limit else _parts(model, _in_full(sample, checkpoint), device, group)[1]
     if group is not None and dist.get_rank(group):
         return LoadingCheck(reason="see rank 0")
-    for each in parts:
-        if isinstance(each, str):
-            return LoadingCheck(reason=each)
-    whole = [each for each in parts if not isinstance(each, str)]
+    for failure in in_full:
+        if not failure.is_limit:
+            raise UserError(
+                f"{checkpoint.option} {checkpoint.name} was loaded and does not run ({failure.reason}). "
+                "Nothing was generated: choose another model, and report it with the model's name and the "
+                "versions in manifest.json"
+            )
+    if failures:
+        return LoadingCheck(reason=failures[0].reason)
     loaded = {name: torch.cat([each[name] for each in whole], dim=1) for name in whole[0]}
     try:
         stored = read_sample(checkpoint, model, sample)
@@ -142,6 +152,30 @@ def check_loading(
     if lacking := set(loaded) ^ set(exact):
         return LoadingCheck(reason=f"only one of the two computations has {', '.join(sorted(lacking))}")
     return _compared(checkpoint, sample, loaded, exact, rounded, least, len(whole))
+
+
+def _parts(
+    model: PreTrainedModel, sample: Sample, device: torch.device, group: dist.ProcessGroup | None
+) -> tuple[list[dict[str, Tensor]], list[Failure]]:
+    """The tensors of the ranks that ran the sample, and the failures of the others."""
+    part: Part
+    try:
+        part = _own_part(model, run_loaded(model, sample, device), sample)
+    except Exception as error:  # all ranks wait for the others' parts
+        part = Failure(_reason(error), isinstance(error, NotImplementedError))
+    parts = _of_all_ranks(part, group)
+    return (
+        [each for each in parts if not isinstance(each, Failure)],
+        [each for each in parts if isinstance(each, Failure)],
+    )
+
+
+def _in_full(sample: Sample, checkpoint: Checkpoint) -> Sample:
+    """The same tokens through the whole model."""
+    of_experts = {} if sample.experts is None else sample.experts.config
+    config = {name: value for name, value in sample.config.items() if name not in of_experts}
+    layers = tuple(range(checkpoint.config.get_text_config().num_hidden_layers))
+    return dataclasses.replace(sample, layers=layers, config=config, experts=None)
 
 
 def _reason(error: Exception) -> str:
