@@ -172,10 +172,8 @@ def _parts(
 
 def _in_full(sample: Sample, checkpoint: Checkpoint) -> Sample:
     """The same tokens through the whole model."""
-    of_experts = {} if sample.experts is None else sample.experts.config
-    config = {name: value for name, value in sample.config.items() if name not in of_experts}
     layers = tuple(range(checkpoint.config.get_text_config().num_hidden_layers))
-    return dataclasses.replace(sample, layers=layers, config=config, experts=None)
+    return dataclasses.replace(sample, layers=layers, experts=None)
 
 
 def _reason(error: Exception) -> str:
