@@ -46,8 +46,8 @@ def logs_of(output: Path) -> dict[int, str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("rank", "number"),
-    [(0, signal.SIGKILL), (2, signal.SIGSTOP)],
-    ids=["lead", "hanging draft"],
+    [(0, signal.SIGKILL), (1, signal.SIGSTOP)],
+    ids=["lead", "hanging target"],
 )
 def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
     options: dict[str, Any], tmp_path: Path, rank: int, number: signal.Signals

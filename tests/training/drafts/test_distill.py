@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from specdist.training.drafts import run as job
 from specdist.training.drafts import trainer as training
 from specdist.training.drafts.trainer import DraftTrainer
 from tests.engine.eagle import eagle_model
-from tests.job.launching import read_output, refused, run_here
+from tests.job.launching import read_output, refused, run_here, run_process
 from tests.job.pair import Pair, noisy_copy
-from tests.job.ranks import fork_ranks
+from tests.ranks import REPOSITORY
 
 FAST = {"epochs": 2, "learning_rate": 2e-3, "prompt_rows": 0}
 
@@ -145,16 +144,11 @@ def test_the_draft_writes_after_every_prompt_anew(
         assert bool((grown[is_prompt] > 0).all()) and not grown[~is_prompt].any()
 
 
-def distilling(arguments: Sequence[str]) -> int:
-    """The command in a rank: itself it cannot be sent to another process."""
-    return main(arguments)
-
-
-@pytest.mark.ranks
 def test_two_ranks_share_the_training(finished: Path, tmp_path: Path) -> None:
     """A step of two ranks has the sequences of both."""
     run = FAST | {"run": finished, "epochs": 4, "batch_size": 4, "device": "cpu"}
-    shown = fork_ranks(2, distilling, **run, new_draft=tmp_path / "draft").totals
+    script = REPOSITORY / "jobs" / "distill.py"
+    shown = run_process(2, script, **run, new_draft=tmp_path / "draft").totals
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.02
     history = json.loads((tmp_path / "draft" / "distillation.json").read_text())["history"]
     assert max(entry["step"] for entry in history) <= 4 * -(-shown["num_training_sequences"] // 8)
