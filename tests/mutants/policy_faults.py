@@ -59,7 +59,7 @@ POLICY_FAULTS = (
     Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop._extend",
         "is_asked = self._runs.unknown is None or not self._decides_for_all",
         "is_asked = True",
-        (RUNS,)),
+        (AT_ONCE,)),
     Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._extend",
         "self._put(drafting, drafting.still_going(tokens))",
         "self._put(drafting, tokens)",
