@@ -50,7 +50,8 @@ def test_rows_and_drafts_are_those_of_single_steps(
             (one.token_ids, one.finish_reason)
             for one in replica.generate(requests_for(prompts_of_lengths(20, 9, 14, 5, 11)))
         ]
-        return found, replica.stats_recorder.close_shard(0).draft_length_histogram
+        stats = replica.stats_recorder.close_shard(0)
+        return found, stats.draft_length_histogram, stats.num_draft_tokens
 
     expected = generated(None)
     capturer = TapeCapturer()

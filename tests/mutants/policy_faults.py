@@ -59,7 +59,7 @@ POLICY_FAULTS = (
     Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop.launch",
         "is_known = self._runs.unknown is None or not self._policy.is_for_batch",
         "is_known = True",
-        (RUNS,)),
+        (AT_ONCE,)),
     Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._receive",
         "            drafting.num_wanted_R[is_over_R] = 0\n",
         "",
