@@ -13,7 +13,8 @@ from tests.ranks import run_ranks
 # Two layers, so that the rounding of one shows in the other.
 LONG = {"max_position_embeddings": 4096, "num_hidden_layers": 2}
 # The family that most run, and one of each kind of cut (soft caps, joined projections with biases and
-# without, norms over all heads, latents), with windows in which a wrong frequency shows, and attention that is not flat.
+# without, norms over all heads, latents), with windows in which a wrong frequency shows, and attention that
+# is not flat.
 FAMILIES = {
     "gemma2": {"sliding_window": 1536, "attn_logit_softcapping": 50.0},
     "gpt_neox": {"num_attention_heads": 2, "initializer_range": 0.35},
