@@ -31,7 +31,7 @@ FORMAT_FAULTS = (
         "if num_quotes < 0:",
         (REFUSALS,),
     ),
-    Mutant("csv-counts-rows-from-the-header", "_told", "int(found[1]) - 2", "int(found[1]) - 1", (REFUSALS,)),
+    Mutant("csv-counts-rows-from-the-header", "_describe_error", "int(found[1]) - 2", "int(found[1]) - 1", (REFUSALS,)),
     Mutant(
         "system-prompt-beside-a-rows-own",
         "ChatFormat.messages",
