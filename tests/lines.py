@@ -67,9 +67,9 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=89, package_lines=59_800, import_lines=49_900, synchronous_files=19, synchronous_lines=4_170,
-    default_files=56, default_lines=11_700, test_lines=76_300, words=23_100, words_by_hand=15_600,
-    rooms=12, arrows=56,
+    options=88, package_lines=58_300, import_lines=48_700, synchronous_files=19, synchronous_lines=4_000,
+    default_files=56, default_lines=11_450, test_lines=62_200, words=18_000, words_by_hand=15_500,
+    rooms=12, arrows=55,
 )  # fmt: skip
 GOAL = Sizes(
     options=85, package_lines=54_000, import_lines=41_000, synchronous_files=16, synchronous_lines=3_200,
