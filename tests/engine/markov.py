@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.batch.flat import FlatBatch, cache_indices, for_layers
+from specdist.models.batch.flat import FlatBatch, for_layers, slot_mapping
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
@@ -202,7 +202,7 @@ class MarkovRunner:
         """Whether the cache holds these tokens at the row's positions from ``begin`` on."""
         positions = begin + np.arange(len(token_ids))
         batch = FlatBatch(token_ids, np.full(len(token_ids), slot), positions)
-        found = self._cache[cache_indices(batch, self._table.pages, self._page_size)]
+        found = self._cache[slot_mapping(batch, self._table.pages, self._page_size)]
         return bool((found == token_ids * weights(positions, self.model.vocab_size)).all())
 
     def _states(
@@ -212,7 +212,7 @@ class MarkovRunner:
         token_ids_T = np.asarray(batch.token_ids_T)
         vocab_size = self.model.vocab_size
         batch, pages_SP = for_layers(batch, self._table), self._table.pages
-        index_T = cache_indices(batch, pages_SP, self._page_size)
+        index_T = slot_mapping(batch, pages_SP, self._page_size)
         self._cache[index_T] = token_ids_T * weights(batch.model_positions_T, vocab_size)
         self._look_at_windows(batch, index_T)
         index_N = np.asarray(logits_index, np.int64)
@@ -233,7 +233,7 @@ class MarkovRunner:
         if pages_SP is None:
             return
         assert window is not None
-        own_T = cache_indices(batch, pages_SP, self._page_size)
+        own_T = slot_mapping(batch, pages_SP, self._page_size)
         assert len(np.unique(own_T)) == len(own_T) and own_T.min() >= (NULL_PAGE + 1) * self._page_size
         self._windowed_cache[own_T] = self._cache[index_T]
         positions_TW = batch.positions_T[:, None] - np.arange(window)
@@ -241,7 +241,7 @@ class MarkovRunner:
         is_seen_TW = positions_TW >= 0
         seen = FlatBatch(batch.token_ids_T, slots_TW[is_seen_TW], positions_TW[is_seen_TW])
         found, expected = (
-            cache[cache_indices(seen, table, self._page_size)]
+            cache[slot_mapping(seen, table, self._page_size)]
             for cache, table in ((self._windowed_cache, pages_SP), (self._cache, self._table.pages))
         )
         assert (found == expected).all(), "a token sees others in its window"

@@ -10,7 +10,7 @@ SEVERAL = f"{FORMULAS}[gemma2, two layers of Qwen3, preempted]"
 RECORDED = "tests/models/drafters/test_recorded.py::test_blocks_of_recorded_passes_are_those_of_others[eagle3]"
 
 EAGLE_FAULTS = (
-    Mutant("states-of-the-token-itself", "places_before",
+    Mutant("states-of-the-token-itself", "previous_slots",
         "before_T = np.maximum(batch.positions_T - 1, 0)",
         "before_T = np.maximum(batch.positions_T, 0)",
         (WHOLE,)),
@@ -78,7 +78,7 @@ EAGLE_FAULTS = (
         "blocks.starts_A[:, None] + 1 + np.arange(num_masks)",
         "blocks.starts_A[:, None] + 2 + np.arange(num_masks)",
         (PARALLEL,)),
-    Mutant("masks-have-the-state-before-them", "places_before",
+    Mutant("masks-have-the-state-before-them", "previous_slots",
         "        places_T[batch.is_mask_T] = no_state\n",
         "        pass\n",
         (PARALLEL,)),

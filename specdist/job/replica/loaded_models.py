@@ -53,13 +53,13 @@ def load_models(
     """This rank's models. All ranks call it at the same time; an error of one is raised on all of them."""
     with quiet_libraries(activity.step):
         loading = _Loading(config, models, topology, activity)
-        group, target, draft = _together(topology, activity, loading.load)
+        group, target, draft = run_on_all_ranks(topology, activity, loading.load)
         compare = partial(loading.compare, target, group)
-        check = _together(topology, activity, compare)
+        check = run_on_all_ranks(topology, activity, compare)
     return LoadedModels(target=target, draft=draft, group=group, check=check)
 
 
-def _together(topology: Topology, activity: Activity, step: Callable[[], Value]) -> Value:
+def run_on_all_ranks(topology: Topology, activity: Activity, step: Callable[[], Value]) -> Value:
     """Run a step on every rank; raise the first :class:`UserError` of any rank on all of them."""
     message: str | None = None
     found: list[Value] = []

@@ -94,20 +94,20 @@ def for_layers(batch: FlatBatch, table: BranchPageTable, rope_border: int | None
     return replace(batch, position_ids_T=position_ids_T, windowed_pages_SP=table.windowed_pages)
 
 
-def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
+def slot_mapping(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
     """Where in the cache each token's key and value belong: int64 [T], counted in tokens."""
     slots_T, positions_T = batch.slots_T, batch.positions_T
     pages_T = page_table[slots_T, positions_T // page_size].astype(np.int64)
     return pages_T * page_size + positions_T % page_size
 
 
-def places_before(
+def previous_slots(
     batch: FlatBatch, page_table: np.ndarray, page_size: int, no_state: int | None
 ) -> np.ndarray:
-    """Slots of the cache, as of :func:`cache_indices`, of the tokens before these; a first token has its own,
+    """Slots of the cache, as of :func:`slot_mapping`, of the tokens before these; a first token has its own,
     and masks ``no_state``."""
     before_T = np.maximum(batch.positions_T - 1, 0)
-    places_T = cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
+    places_T = slot_mapping(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
     if batch.is_mask_T is not None and no_state is not None:
         places_T[batch.is_mask_T] = no_state
     return places_T
@@ -259,7 +259,7 @@ def plan_attention(
     slots_T, positions_T = batch.slots_T, batch.positions_T
     segments = Segments.of(batch)
     starts_S, lengths_S, num_keys_S = segments.starts_S, segments.lengths_S, segments.num_keys_S
-    cache_index_T = torch.from_numpy(cache_indices(batch, page_table, page_size)).to(device)
+    cache_index_T = torch.from_numpy(slot_mapping(batch, page_table, page_size)).to(device)
     groups = []
     for members_R in similar_segments(lengths_S, num_keys_S):
         num_queries, num_keys = int(lengths_S[members_R].max()), int(num_keys_S[members_R].max())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.batch.flat import FlatBatch, Segments, cache_indices
+from specdist.models.batch.flat import FlatBatch, Segments, slot_mapping
 
 # The alignment of numbers of four bytes: kernels read numbers faster at addresses that 16 divides, and are
 # compiled anew for others.
@@ -57,7 +57,7 @@ def ragged_segments(
     num_pages = -(-int(segments.num_keys_S.max()) // page_size)
     table_SP = page_table[batch.slots_T[segments.starts_S], :num_pages]
     parts = [
-        cache_indices(batch, page_table, page_size),
+        slot_mapping(batch, page_table, page_size),
         table_SP.ravel(),
         segments.num_keys_S,
         np.append(segments.starts_S, len(batch)),

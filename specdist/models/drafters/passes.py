@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention
 from specdist.models.attention.kernel import PagedKernel
-from specdist.models.batch.flat import FlatBatch, PassOutputs, cache_indices, places_before
+from specdist.models.batch.flat import FlatBatch, PassOutputs, previous_slots, slot_mapping
 from specdist.models.cache.key_value import KeyValueCache, untouched_zeros
 from specdist.models.draft_models.block import BlockDrafter
 from specdist.models.draft_models.eagle3 import LlamaForCausalLMEagle3
@@ -152,8 +152,8 @@ class DrafterPass(TorchPass):
         page_size = self._cache.page_size
         before_T, after_N, index_N, positions_T = upload(
             self._device,
-            places_before(batch, pages_SP, page_size, self.no_state),
-            cache_indices(batch, pages_SP, page_size)[asked_N],
+            previous_slots(batch, pages_SP, page_size, self.no_state),
+            slot_mapping(batch, pages_SP, page_size)[asked_N],
             asked_N,
             batch.model_positions_T,
         )
@@ -226,4 +226,4 @@ class BlockPass(TorchPass):
 
 def places_of(batch: FlatBatch, pages_SP: np.ndarray, cache: KeyValueCache, device: torch.device) -> Tensor:
     """[T]: where the tokens' keys and values lie."""
-    return upload(device, cache_indices(batch, pages_SP, cache.page_size))[0]
+    return upload(device, slot_mapping(batch, pages_SP, cache.page_size))[0]

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
-from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, places_before
+from specdist.models.batch.flat import FlatBatch, Segments, previous_slots, slot_mapping
 from specdist.models.batch.segments import PagedSegments, aligned
 from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
 from specdist.models.passes.model_cache import ModelCache
 from specdist.models.passes.staging import InputStaging
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
-from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, StatePass, Told
+from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, StateArguments, StatePass
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
 MAX_TOKENS = 2048
@@ -84,7 +84,7 @@ class Bucket(NamedTuple):
             *self.num_groups * [self.num_tokens],
             self.num_segments,
             self.num_segments + 1,
-            self.has_states * NUM_TOLD * self.num_segments,
+            self.has_states * NUM_STATE_ARGUMENTS * self.num_segments,
             *self.num_groups * [self.num_segments * self.num_pages],
         ]
         return [aligned(length) for length in lengths]
@@ -131,10 +131,10 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def pack_told(room: np.ndarray, num_segments: int, told: Told) -> None:
+def pack_told(room: np.ndarray, num_segments: int, told: StateArguments) -> None:
     """Padding has no tokens and leaves nothing."""
     room.fill(0)
-    told_5S = room[: NUM_TOLD * num_segments].reshape(NUM_TOLD, num_segments)
+    told_5S = room[: NUM_STATE_ARGUMENTS * num_segments].reshape(NUM_STATE_ARGUMENTS, num_segments)
     told_5S[-1] = NOT_KEPT
     told_5S[:, : len(told.slots_S)] = told
 
@@ -279,7 +279,7 @@ class StaticPasses:
             self._pack_table(bucket, batch, segments, is_used_SP, pages, scratch_page, cache_index, table)
         if self.no_state is not None:
             before.fill(self.no_state)
-            before[:num_tokens] = places_before(batch, page_table, self.cache.page_size, self.no_state)
+            before[:num_tokens] = previous_slots(batch, page_table, self.cache.page_size, self.no_state)
             after.fill(self.scratch_page * self.cache.page_size)
             after[: len(logits_index)] = parts[0][logits_index]
 
@@ -290,7 +290,7 @@ class StaticPasses:
         """Pack the table of a group of layers."""
         page_size = self.cache.page_size
         cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
-        cache_index[: len(batch)] = cache_indices(batch, page_table, page_size)
+        cache_index[: len(batch)] = slot_mapping(batch, page_table, page_size)
         table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
         table_SP.fill(scratch_page)
         pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
@@ -315,7 +315,7 @@ class StaticPasses:
     def told_of(self, bucket: Bucket) -> Tensor:
         """What recurrent layers are told [5, S], in the device's buffer."""
         told = self._parts_of(bucket)[-1 - bucket.num_groups]
-        return told[: NUM_TOLD * bucket.num_segments].view(NUM_TOLD, -1)
+        return told[: NUM_STATE_ARGUMENTS * bucket.num_segments].view(NUM_STATE_ARGUMENTS, -1)
 
     def _parts_of(self, bucket: Bucket) -> tuple[Tensor, ...]:
         return self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)

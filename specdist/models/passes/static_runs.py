@@ -22,12 +22,12 @@ from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
-from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, for_layers, model_positions
+from specdist.models.batch.flat import FlatBatch, Segments, for_layers, model_positions, slot_mapping
 from specdist.models.batch.segments import PagedSegments, aligned
 from specdist.models.passes.graphs import Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
-from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
+from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from specdist.utils.trial import TOLERANCES
@@ -66,7 +66,7 @@ class _Inputs(NamedTuple):
 def lengths_of(num_rows: int, num_steps: int, has_states: bool = False) -> list[int]:
     """Lengths of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass."""
     room, num_passes = aligned(num_rows), num_steps - 1
-    told = has_states * NUM_TOLD * num_passes * room
+    told = has_states * NUM_STATE_ARGUMENTS * num_passes * room
     return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, told]
 
 
@@ -190,7 +190,7 @@ class StaticRuns:
         lines = steps * aligned(bucket.num_logits) + rows
         drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
         positions[lines] = model_positions(drawn.slots_T, positions_T, self._table, self._rope_border)
-        cache_index[lines] = cache_indices(drawn, self._table.pages, page_size)
+        cache_index[lines] = slot_mapping(drawn, self._table.pages, page_size)
         used[lines] = positions_T + 1
         if passes.states is not None:
             self._pack_told(passes.states, told, slots_A, num_keys_A, num_steps_A)
@@ -209,7 +209,7 @@ class StaticRuns:
     ) -> None:
         """Pack what recurrent layers are told in all passes but the first. Who takes no part begins a
         sequence, and leaves nothing."""
-        told_5DS = room.reshape(NUM_TOLD, int(num_steps_A.max()) - 1, -1)
+        told_5DS = room.reshape(NUM_STATE_ARGUMENTS, int(num_steps_A.max()) - 1, -1)
         told_5DS[:] = np.array([0, 0, 1, 0, NOT_KEPT])[:, None, None]
         for step in range(1, num_steps_A.max()):
             rows = np.flatnonzero(step < num_steps_A)
@@ -224,7 +224,7 @@ class StaticRuns:
         *parts, starts, keys, told = self._passes.staging.buffer[first : first + sum(lengths)].split(lengths)
         positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
         keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
-        told_5DS = told.view(NUM_TOLD, num_steps - 1, -1)[:, :, :num_rows]
+        told_5DS = told.view(NUM_STATE_ARGUMENTS, num_steps - 1, -1)[:, :, :num_rows]
         return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, told_5DS)
 
     @torch.inference_mode()

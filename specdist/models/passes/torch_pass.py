@@ -19,7 +19,7 @@ from specdist.models.attention.attention import GroupedAttention, LayerAttention
 from specdist.models.attention.expanding import ExpandedAttention, expanding_segments
 from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
-from specdist.models.batch.flat import FlatBatch, PassOutputs, Segments, cache_indices, plan_attention
+from specdist.models.batch.flat import FlatBatch, PassOutputs, Segments, plan_attention, slot_mapping
 from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
@@ -118,7 +118,7 @@ class TorchPass:
         others_N = np.flatnonzero(is_other_T)
         others = FlatBatch(others_N, batch.slots_T[others_N], batch.positions_T[others_N])
         page_size = self._cache.page_size
-        index_T = torch.from_numpy(cache_indices(batch, pages_SP, page_size)).to(self._device)
+        index_T = torch.from_numpy(slot_mapping(batch, pages_SP, page_size)).to(self._device)
         attention = ExpandedAttention(
             self._cache,
             self._expanded_kernel,

@@ -11,8 +11,8 @@ it; a sequence's first token begins without a state. So engine and draft need to
 as with pages, what has been rolled back is overwritten.
 
 A pass lays its rows out in one line of places: of each segment those that come before its own, as many of
-every one, then its own. Where they are follows from a few numbers of each segment (:class:`Told`), on the
-device, too, so that a recorded pass is right for whatever was accepted.
+every one, then its own. Where they are follows from a few numbers of each segment
+(:class:`StateArguments`), on the device, too, so that a recorded pass is right for whatever was accepted.
 
 T flat tokens, S segments, L places with rows, N places that are run (all but the first few), C places of a
 segment before its own, R numbers of a row, B branches, P places of the longest of some segments.
@@ -39,7 +39,7 @@ from specdist.models.recurrent.runs import STATE_DTYPE, Runs, StateShape, padded
 NO_COPIES = np.zeros((3, 0), np.int64)
 
 
-class Told(NamedTuple):
+class StateArguments(NamedTuple):
     """What a pass is told of its segments, integers on the host or on the device: the slots of their
     sequences, the positions of their first tokens, their numbers of tokens, and how many of the sequence's
     tokens the slot's state is after, before the pass and after it. With :data:`NOT_KEPT` the pass leaves the
@@ -52,7 +52,7 @@ class Told(NamedTuple):
     kept_S: Any
 
 
-NUM_TOLD = len(Told._fields)
+NUM_STATE_ARGUMENTS = len(StateArguments._fields)
 NOT_KEPT = -1
 
 
@@ -162,7 +162,7 @@ class RecurrentStates:
         if (self._ends[slots] != lengths).any():
             raise RuntimeError(f"slots {slots} end after {self._ends[slots]} tokens, not after {lengths}")
 
-    def plan(self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray) -> Told:
+    def plan(self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray) -> StateArguments:
         """Plan a pass over so many tokens of each slot, from these positions on; it is to be run before the
         next one is planned.
 
@@ -182,26 +182,26 @@ class RecurrentStates:
             kept_S = np.maximum(kept_S, begins_S)
         self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S
         self._leave()
-        return Told(slots_S, begins_S, lengths_S, applied_S, kept_S)
+        return StateArguments(slots_S, begins_S, lengths_S, applied_S, kept_S)
 
     def places(self, batch: FlatBatch) -> Places:
         """The places of a pass over these tokens, planned as by :meth:`plan`."""
         segments = Segments.of(batch)
         starts_S = segments.starts_S
         told = self.plan(batch.slots_T[starts_S], batch.positions_T[starts_S], segments.lengths_S)
-        on_host = Told(*(torch.from_numpy(each.astype(np.int64)) for each in told))
+        on_host = StateArguments(*(torch.from_numpy(each.astype(np.int64)) for each in told))
         line, numbers_5S = self._laid_out(on_host, len(batch))
         return Places(Line(*(each.to(self._device) for each in line)), self._runs(numbers_5S.numpy()))
 
     def recorded_places(self, told_5S: Tensor, num_tokens: int) -> Places:
         """The places of a pass whose numbers are on the device. No shape depends on them, and padding follows
         the last segment."""
-        line, numbers_5S = self._laid_out(Told(*told_5S.long()), num_tokens)
+        line, numbers_5S = self._laid_out(StateArguments(*told_5S.long()), num_tokens)
         is_alone = self.has_kernels or not self.states
         runs = [Runs(numbers_5S)] if is_alone else self._runs(numbers_5S.numpy())
         return Places(line, runs)
 
-    def _laid_out(self, told: Told, num_tokens: int) -> tuple[Line, Tensor]:
+    def _laid_out(self, told: StateArguments, num_tokens: int) -> tuple[Line, Tensor]:
         """What :class:`Places` and :class:`Runs` have."""
         slots_S, begins_S, lengths_S, applied_S, kept_S = told
         device, ring, room = slots_S.device, self._ring, self.room
