@@ -34,7 +34,7 @@ def _values(codes, numbers: tl.constexpr):
         return codes.to(tl.float32) - 8.0
     if numbers == "float4":
         bits = codes.to(tl.int16)
-        # The bits are read as those of 8-bit numbers are.
+        # As with numbers in 8 bits.
         return ((bits & 8) << 12 | (bits & 7) << 9).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     return of_bits(codes)
 

@@ -185,7 +185,7 @@ def _read_list(listed_row, firsts_B, counts_B, step, columns: tl.constexpr):
 
 @triton.jit
 def _mass(listed_row, firsts_B, counts_B, num_rounds, largest, temperature, least, columns: tl.constexpr):
-    """The mass of the listed ids with a logit of at least ``least``."""
+    """Of the listed ids with a logit of at least ``least``."""
     masses_B = tl.zeros(counts_B.shape, tl.float32)
     for step in range(num_rounds):
         parts = _read_list(listed_row, firsts_B, counts_B, step, columns)

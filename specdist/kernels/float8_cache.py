@@ -32,7 +32,7 @@ def of_bits(codes):
 
 @triton.jit
 def plain_numbers(narrow, dtype: tl.constexpr):
-    """Values of float8 numbers, or of their bits: every dtype holds them as they are."""
+    """Of float8 numbers, or of their bits: every dtype holds them as they are."""
     numbers = of_bits(narrow) if narrow.dtype == tl.uint8 else narrow.to(tl.float32)
     return numbers.to(dtype)
 
