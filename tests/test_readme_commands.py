@@ -62,7 +62,7 @@ ELSEWHERE = {
     "slurm/run.sh": (
         "needs a cluster, of which the tests start a small one",
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
-         "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
+         "tests/slurm/test_run.py::test_replicas_on_several_nodes"],
     ),
     "--emulate": (
         "measures for minutes",

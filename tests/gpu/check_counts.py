@@ -7,8 +7,10 @@ import json
 import torch
 from torch import nn
 
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.packed_experts import fill_quantized
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
-from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from tests.gpu import counts
 from tests.gpu.device import DEVICE
@@ -28,7 +30,7 @@ def check_rounding() -> None:
         layers = nn.ModuleList(QuantizedLinear(form, 32, 48).to_empty(device=GPU) for _ in range(3))
         weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
         for layer in layers:
-            layer.fill(quantize(form, weight), {})
+            fill_quantized(layer, Piece.whole("", weight.shape), weight)
         choose_products(layers, torch.bfloat16)
         assert layers[0].last_input.has_kernel
         inputs, rounded, kernels = torch.randn(5, 48).bfloat16().to(GPU), [], []

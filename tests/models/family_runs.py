@@ -156,7 +156,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
             raise (LateRefusal(str(error)) if was_read.called else error) from error
     if (runner := replica._loaded.target) is not None:
         has_windows = longest_window(runner.windows.values(), models.max_seq_len) is not None
-        assert has_windows is (replica._pages.windowed is not None), "windowed layers and their pages"
+        assert has_windows is (replica._room.windowed is not None), "windowed layers and their pages"
     if not topology.is_rank0:
         replica.serve()
         return None, None

@@ -63,8 +63,11 @@ class StoredPlaces:
         return StoredPlaces(names, quantized, converted, places, collected)
 
     def tensor_of(self, stored: str) -> tuple[str, str]:
-        """The tensor that a stored one belongs to, and which part of it it is; no part if it is all."""
-        return self.quantized.parts.get(stored, (stored, ""))
+        """The tensor that a stored one belongs to, and which part of it it is; no part if it is all. No name
+        if it is of another model in the same files, whose layers have the same names."""
+        if stored in self.quantized.parts:
+            return self.quantized.parts[stored]
+        return ("" if stored in self.quantized.formats else stored), ""
 
     @property
     def of_quantized(self) -> Places:
