@@ -11,12 +11,20 @@ from typing import Generic, TypeVar
 
 from specdist.utils.errors import MAX_TEXT_CHARACTERS, first_line, short_text
 
-# Largest differences that rounding explains, of the largest number or of the norm, by dtype. Of products:
-# sums in another order, and in half precision other roundings of what goes into them. A factor, a scale or a
-# mask that is forgotten changes numbers by as much as they are.
-TOLERANCES = {"torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
-# Those of a sum of few numbers, or of a formula of each number: a few last places.
-FEW_PLACES = {"torch.float32": 1e-5, "torch.float16": 2.0**-8, "torch.bfloat16": 2.0**-5}
+# Largest differences that rounding explains, of the largest number or of the norm, by what is tried and by
+# dtype. A factor, a scale or a mask that is forgotten changes numbers by as much as they are.
+TOLERANCES = {
+    # Sums in another order, and keys, values and latents that are rounded at other places.
+    "attention": {"torch.float32": 1e-4, "torch.float16": 5e-3, "torch.bfloat16": 4e-2},
+    "recurrence": {"torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 4e-2},
+    # All layers of a model, in which roundings add up.
+    "pass": {"torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2},
+    # Rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order.
+    "quantised product": {"torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 2e-2},
+    # A formula of each number: the last places.
+    "formula": {"torch.float32": 1e-5, "torch.float16": 2.0**-9, "torch.bfloat16": 2.0**-6},
+    "sum over ranks": {"torch.float32": 1e-5, "torch.float16": 4e-3, "torch.bfloat16": 3e-2},
+}
 
 Found = TypeVar("Found")
 
@@ -83,6 +91,11 @@ def said_of(reasons: Mapping[str, str]) -> str:
     """Reasons by name, for the end of a line of the log."""
     text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     return f"; not used: {text}" if text else ""
+
+
+def tolerance_of(kind: str, dtype: object) -> float:
+    """The largest difference that rounding explains, of one of :data:`TOLERANCES`, in this torch dtype."""
+    return TOLERANCES[kind][str(dtype)]
 
 
 def check_difference(what: str, difference: float, tolerance: float) -> None:

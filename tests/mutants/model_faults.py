@@ -33,7 +33,7 @@ TILE_FAULTS = (
 MODEL_FAULTS = (
     *(TILE_FAULTS if cpu_library.has_instruction("amx_bf16") else ()),
     Mutant("layers-of-any-model-taken-for-known-ones", "choose_pass",
-        '        check_difference("its largest logits differ", difference, TOLERANCES[str(model.dtype)])\n',
+        '        check_difference("its largest logits differ", difference, tolerance_of("pass", model.dtype))\n',
         "",
         (OTHER_LAYERS + "[halve_residual]",)),
     Mutant("no-number-taken-for-a-small-one", "check_difference",

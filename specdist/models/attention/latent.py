@@ -30,7 +30,7 @@ from specdist.models.attention.attention import (
 )
 from specdist.models.attention.expanding import ExpandedAttention
 from specdist.models.attention.expansion import EXPAND, Expansion, can_absorb, expansion_of_layer
-from specdist.utils.trial import TOLERANCES, check_difference, first_right
+from specdist.utils.trial import check_difference, first_right, tolerance_of
 
 NUM_TOKENS = 5
 
@@ -122,7 +122,7 @@ class Latents:
             ("values", own_value, value),
         ):
             difference = float((found - expected).float().norm() / expected.float().norm())
-            check_difference(f"its {what} differ", difference, TOLERANCES[str(weight.dtype)])
+            check_difference(f"its {what} differ", difference, tolerance_of("attention", weight.dtype))
 
 
 def use_latents(model: nn.Module) -> None:

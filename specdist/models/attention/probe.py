@@ -30,7 +30,7 @@ from specdist.models.batch.flat import FlatBatch
 from specdist.models.batch.segments import PagedSegments, ragged_segments
 from specdist.models.cache.float8 import to_float8
 from specdist.utils.ranges import arange_segments
-from specdist.utils.trial import TOLERANCES, Trial, check_difference, first_right, said_of, why_not
+from specdist.utils.trial import Trial, check_difference, first_right, said_of, tolerance_of, why_not
 
 # (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
 # verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
@@ -217,7 +217,7 @@ def _check(kernel: PagedKernel, call: AttentionCall, segments: PagedSegments) ->
     error = float((found_THD.float() - expected_THD).abs().max())
     if isinstance(kernel, LIBRARIES):
         _check_alone(kernel, call, segments, found_THD)
-    check_difference("differs from plain attention", error, TOLERANCES[str(call.queries_THD.dtype)])
+    check_difference("differs from plain attention", error, tolerance_of("attention", call.queries_THD.dtype))
 
 
 def _check_alone(

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
 from specdist.models.loading.conversions import Piece
-from specdist.models.quantized.quantized_linear import TOLERANCES, TRIAL_TOKENS, QuantizedLinear
+from specdist.models.quantized.quantized_linear import TRIAL_TOKENS, QuantizedLinear
 from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight
 from specdist.models.recurrent.cuts import Cut, cut_of
 from specdist.models.sharding.experts import experts_of
-from specdist.utils.trial import Trial, check_difference, first_right
+from specdist.utils.host import GIB
+from specdist.utils.trial import Trial, check_difference, first_right, tolerance_of
 
 EXPERTS_NAME = "specdist_packed"
 KERNEL = "a kernel of all experts"
@@ -147,7 +148,7 @@ class PackedExperts(nn.Module):
         def check(product: Product) -> None:
             expected, found = self.dequantized_product(x_SK, groups), product(x_SK, groups)
             difference = float((found - expected).float().norm() / expected.float().norm())
-            check_difference("its numbers differ", difference, TOLERANCES[dtype])
+            check_difference("its numbers differ", difference, tolerance_of("quantised product", dtype))
 
         candidates: dict[str, Callable[[], Product]] = {}
         if device.type == "cuda":
@@ -246,13 +247,13 @@ def place_experts(
         owner.config = copy.copy(owner.config)  # other experts may be dequantised
         owner.config._experts_implementation = EXPERTS_NAME
     for form, num_bytes in kept.items():
-        logger.info("experts of %s stay as stored (%s): %.2f GiB here", name, form, num_bytes / 2**30)
+        logger.info("experts of %s stay as stored (%s): %.2f GiB here", name, form, num_bytes / GIB)
     for reason, count in dequantized.items():
         logger.warning(
             "quantised experts of %s are dequantised (%s): %.2f GiB here",
             name,
             reason,
-            count * dtype.itemsize / 2**30,
+            count * dtype.itemsize / GIB,
         )
 
 

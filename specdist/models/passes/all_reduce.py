@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes.peer_memory import MAX_ROWS, NORM, WAYS, JoinedMemory, NewPeerMemory, PeerMemory
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.utils.trial import FEW_PLACES, check_difference, said_of, why_not
+from specdist.utils.trial import check_difference, said_of, tolerance_of, why_not
 
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
@@ -303,8 +303,8 @@ def _try(
     if failure is not None:
         raise failure
     difference = float((sums_N.float() - expected_N.float()).abs().max())
-    tolerance = FEW_PLACES[str(dtype)] * float(expected_N.abs().max())
-    check_difference(f"sums of {size} numbers differ from all-reduce", difference, tolerance)
+    most = tolerance_of("sum over ranks", dtype) * float(expected_N.abs().max())
+    check_difference(f"sums of {size} numbers differ from all-reduce", difference, most)
     if not torch.equal(first_N, sums_N):
         raise ValueError(f"sums of {size} numbers are not the same on all ranks")
 

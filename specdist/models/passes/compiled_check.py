@@ -24,7 +24,7 @@ from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.families.dry_run import LayerShapes
 from specdist.utils.errors import UserError
-from specdist.utils.trial import TOLERANCES, check_difference, first_right
+from specdist.utils.trial import check_difference, first_right, tolerance_of
 
 NUM_TOKENS, SEED = 24, 0
 COMPILED = "specdist, compiled"
@@ -67,7 +67,7 @@ def choose_pass(
 
     def check(found: CompiledPass) -> str:
         difference = _difference(model, found, shapes.shapes, run_transformers)
-        check_difference("its largest logits differ", difference, TOLERANCES[str(model.dtype)])
+        check_difference("its largest logits differ", difference, tolerance_of("pass", model.dtype))
         return f"the logits differ by {difference:.1g} of the largest"
 
     family, trial = model.config.model_type, first_right({COMPILED: make}, check)

@@ -34,7 +34,7 @@ from specdist.models.passes.fused_modules import (
 )
 from specdist.models.passes.fusing_trials import Attend, Scale, differences, twin_of
 from specdist.utils.packages import cache_argument
-from specdist.utils.trial import FEW_PLACES, first_right, said_of, why_not
+from specdist.utils.trial import first_right, said_of, tolerance_of, why_not
 
 ROTARY = "apply_rotary_pos_emb"
 ATTENTION, MLP = "self_attn", "mlp"
@@ -271,7 +271,7 @@ class Forms:
         for index, tried in enumerate(zip(*trials, strict=True)):
             # Not "difference > tolerance": NaN is also wrong.
             if all(
-                largest <= FEW_PLACES[str(dtype)]
+                largest <= tolerance_of("formula", dtype)
                 for dtype, (largest, _) in zip(self._dtypes, tried, strict=True)
             ):
                 totals[index] = sum(mean for _, mean in tried)

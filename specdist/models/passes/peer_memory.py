@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdist.models.passes.fusing_trials import differences
-from specdist.utils.trial import FEW_PLACES, check_difference
+from specdist.utils.trial import check_difference, tolerance_of
 
 ONE_SHOT, MULTIMEM = "one-shot", "multimem"
 # Programs of the kernel wait for those of other ranks: a device has more multiprocessors.
@@ -105,7 +105,7 @@ class JoinedMemory(SymmetricMemory):
             rows_MW, torch.zeros_like(rows_MW), None, weight_W, most_waits=CHECK_WAITS, **NORM
         )
         difference, _ = differences(normed_MW, rms_norm(sums_MW, weight_W, **NORM))
-        check_difference("norms of joined sums differ", difference, FEW_PLACES[str(numbers_N.dtype)])
+        check_difference("norms of joined sums differ", difference, tolerance_of("formula", numbers_N.dtype))
         return sums_MW.view(-1)[: len(numbers_N)]
 
     def residual_norm(self, inputs: Tensor, *others: Tensor | None, **form: Any) -> tuple[Tensor, Tensor]:

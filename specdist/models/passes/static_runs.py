@@ -30,7 +30,7 @@ from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, b
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
-from specdist.utils.trial import TOLERANCES
+from specdist.utils.trial import tolerance_of
 
 # Steps of a recorded run; a recorded single step is an ordinary pass. Each has graphs of its own.
 RECORDED_LENGTHS = (2, 4, 8)
@@ -96,7 +96,7 @@ class StaticRuns:
         self._passes = passes
         self._table = passes.page_table
         self._on_pass = on_pass
-        self._tolerance = TOLERANCES[str(dtype)]
+        self._tolerance = tolerance_of("pass", dtype)
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
         # What the largest run so far needed, by step; and what each run's graph writes to.

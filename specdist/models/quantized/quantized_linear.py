@@ -36,11 +36,8 @@ from specdist.models.quantized.input_rounding import (
 )
 from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight, held
 from specdist.models.recurrent.cuts import CUTS, Cut
-from specdist.utils.trial import Trial, check_difference, first_right
+from specdist.utils.trial import Trial, check_difference, first_right, tolerance_of
 
-# Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
-# the size of the outputs.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # Numbers of a layer that are dequantised at a time: three copies of them, in float32, are held.
 MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
@@ -181,7 +178,7 @@ class QuantizedLinear(nn.Module):
         def check(product: Product) -> None:
             expected, found = self.dequantized_product(x_TK, x), product(x_TK, x)
             difference = float((found - expected).float().norm() / expected.float().norm())
-            check_difference("its numbers differ", difference, TOLERANCES[dtype])
+            check_difference("its numbers differ", difference, tolerance_of("quantised product", dtype))
 
         trial = first_right(products_of(self, dtype), check)
         self._product = trial.found or self.dequantized_product

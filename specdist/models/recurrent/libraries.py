@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.recurrent.kernels import one_by_one_delta_rule, one_by_one_mamba
-from specdist.utils.trial import TOLERANCES, check_difference, first_right
+from specdist.utils.trial import check_difference, first_right, tolerance_of
 
 # The check's sizes: more than two chunks of either library, and heads that its kernels take.
 NUM_TOKENS, NUM_HEADS, WIDTH = 150, 2, 64
@@ -130,7 +130,7 @@ def tried_convolution(device: torch.device, dtype: torch.dtype) -> Callable[...,
         wanted = torch.nn.functional.silu(expected)
         output = found(rows_LC.to(dtype).T[None], weight_CW.to(dtype), bias_C.to(dtype), activation="silu")
         difference = (output[..., 3:].double() - wanted).abs().max() / wanted.abs().max()
-        check_difference("outputs differ", float(difference), TOLERANCES[str(dtype)])
+        check_difference("outputs differ", float(difference), tolerance_of("recurrence", dtype))
 
     return _tried(f"convolutions of recurrent layers on {device}", "causal_conv1d_fn", make, check)
 
@@ -165,7 +165,7 @@ def _compare(
         raise ValueError(f"its states are {after.dtype}")
     for name, one, other in (("outputs", output, outputs[0]), ("states", after, states[-1])):
         difference = (one.double() - other).abs().max() / other.abs().max()
-        check_difference(f"{name} differ", float(difference), TOLERANCES[str(dtype)])
+        check_difference(f"{name} differ", float(difference), tolerance_of("recurrence", dtype))
 
 
 def _tried(what: str, name: str, make: Callable[[], Found], check: Callable[[Found], None]) -> Found | None:
