@@ -28,7 +28,6 @@ from tests.engine.harness import CPU, Harness
 
 LAYERS = [2, 0, 1]
 BLOCK_SIZE = 5
-NOT_IN_FILES = ("verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_asked_after_several_steps_it_drafts_the_same_blocks(
     monkeypatch: pytest.MonkeyPatch, ahead: dict[str, Any], num_steps: int
 ) -> None:
     """Where a device is given several steps at a time: with the same plans, one after the other, of which a
-    sequence that has ended is no part."""
+    sequence that has ended is not one."""
     target = tiny_model("llama", seed=3)
 
     def generated() -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ from tests.mutants.mutant import Mutant
 SUB_SHARDS = "tests/job/test_sub_shards.py"
 NO_ROW_TWICE = f"{SUB_SHARDS}::test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice"
 LOST_LEASES = f"{SUB_SHARDS}::test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again"
-SURVIVE = f"{SUB_SHARDS}::test_rows_survive_whatever_becomes_of_the_replicas"
 OF_QUEUE = (
     "tests/data/test_shard_queue.py::"
     "test_a_sub_shard_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard"

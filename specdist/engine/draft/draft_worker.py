@@ -69,7 +69,7 @@ class DraftWorker:
         masker: TokenMasker | None = None,
         lazy_pages: tuple[int, int] | None = None,
     ) -> None:
-        """The runner, with branches, must have been allocated with slots for them.
+        """The runner must have been allocated with slots for branches, if there are any.
 
         ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
         ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which

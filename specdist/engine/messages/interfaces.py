@@ -96,7 +96,7 @@ class ScoresTokens(Protocol):
     """What knows the logits of a pass, until the next one. All ranks of the target may have to take part."""
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """Log-probabilities of tokens at these of the N positions: if log-probabilities are wanted."""
+        """Log-probabilities of tokens at these of the N positions, if they are wanted."""
         ...
 
     def prompt_logprobs(self) -> Logprobs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.data.stats.shard import Stats
@@ -91,7 +90,6 @@ class ShardWriter:
         """
         first, end = self._plan.shards.bounds(shard)
         inputs = self._plan.prompts.table(first, end)
-        stats: dict[str, Any] = {}
 
         def publish() -> bool:
             """Publish in a thread of its own, which has the shard to itself."""
@@ -102,7 +100,7 @@ class ShardWriter:
             for found in self._plan.folder.sub_shard_stats(shard):
                 counted.add(Stats.from_json(found))
             replica = self._plan.membership.replica
-            stats.update(exact=self._is_exact, replica=replica, **count_rows(counted, results))
+            stats = {"exact": self._is_exact, "replica": replica, **count_rows(counted, results)}
             trace = None
             if self._is_traced:
                 trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)

@@ -87,7 +87,7 @@ class QuantizedTensors:
         self, names: WeightNames, quantization: Quantization, stored: str
     ) -> tuple[str, str, LayerFormat | None]:
         """The quantised tensor that a stored one is a part of, the part, and the format; without a format it
-        is no part."""
+        is not one."""
         if quantization.has_mxfp4_experts:
             name, _, part = stored.rpartition("_")
             is_part = part in MXFP4_PARTS and names.renamed(name)[0] in names.known

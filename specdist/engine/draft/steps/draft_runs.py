@@ -83,8 +83,7 @@ class DraftRuns:
 
     def confidences(self, drafting: Drafting, active_A: np.ndarray) -> np.ndarray:
         """[A, B]: run the blocks of these, from which steps will draw, and wait for what is known of every
-        place before any draw: see
-        :class:`specdist.models.passes.runner.BlockForwards`."""
+        place before any draw: see :class:`specdist.models.passes.runner.BlockForwards`."""
         batch, index_A, _ = self._inputs(drafting.places(active_A, 0), None)
         assert self._runner.blocks is not None
         found_AB = self._runner.blocks.confidences(batch, index_A, self._draws.top_probabilities)
