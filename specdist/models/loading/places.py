@@ -48,6 +48,7 @@ class StoredPlaces:
         numbers the parts of quantised tensors are checked, too. Raises :class:`UserError` for tensors that do
         not make the model."""
         names = WeightNames(model)
+        shapes = {stored: shape for stored, shape in shapes.items() if not names.is_of_another(stored)}
         quantized = QuantizedTensors(model, names, quantization_of(checkpoint), shapes)
         if kinds is not None:
             quantized.check(checkpoint, kinds)
@@ -64,10 +65,10 @@ class StoredPlaces:
 
     def tensor_of(self, stored: str) -> tuple[str, str]:
         """The tensor that a stored one belongs to, and which part of it it is; no part if it is all. No name
-        if it is of another model in the same files, whose layers have the same names."""
-        if stored in self.quantized.parts:
-            return self.quantized.parts[stored]
-        return ("" if stored in self.quantized.formats else stored), ""
+        if it is of another model."""
+        if self.names.is_of_another(stored):
+            return "", ""
+        return self.quantized.parts.get(stored, (stored, ""))
 
     @property
     def of_quantized(self) -> Places:

@@ -78,9 +78,6 @@ class QuantizedTensors:
             if form is not None:
                 self.parts[stored], self.formats[name] = (name, part), form
                 del self.shapes[stored]
-        # A draft's files may have tensors of the target by the names of the draft's own layers.
-        for name in self.formats.keys() & self._linear.keys():
-            self.shapes.pop(name, None)
         self.shapes |= {name: self._shape(name) for name in self.formats if name not in self._linear}
 
     def _part(

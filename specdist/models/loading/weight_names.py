@@ -82,10 +82,12 @@ class WeightNames:
         """The last that has the pattern, as in transformers."""
         return next(each for each in reversed(self._converters) if pattern in each.source_patterns)
 
+    def is_of_another(self, stored_name: str) -> bool:
+        """Whether a tensor is of another model in the same files, whose layers may have the same names."""
+        return self._file_names is not None and self._file_names.own(stored_name) is None
+
     def is_harmless(self, stored_name: str) -> bool:
         """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
-        if self._file_names is not None and self._file_names.own(stored_name) is None:
-            return True
         name = self.renamed(stored_name)[0]
         return (
             name in self._unread
