@@ -247,11 +247,6 @@ class StorageOptions:
         help="owner/name of a data set on the Hugging Face hub, which gets the finished run: its card and "
         "its rows; created as a private one if it does not exist",
     )
-    leases: str | None = option(
-        None,
-        help="folder on a file system that all replicas share, in which they meet if --output is a URL of a "
-        "store without conditional writes (default: in --output itself)",
-    )
     cache_dir: str | None = option(
         None,
         help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "

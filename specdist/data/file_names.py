@@ -16,9 +16,7 @@ RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 RUN_TAG = "run_tag"
 # Begins the names of objects with which a replica tries out a store; one that is killed leaves its own.
 PROBE = "specdist-probe"
-# The folder of leases and heartbeats, if it is not in the run's own (``--leases``); and in it, by the run's
-# tag, which data was chosen for each shard.
-LEASES, LEASES_FOLDER, DECISIONS = "leases", "leases", "chosen"
+LEASES_FOLDER = "leases"
 # Globs of all shards' data and traces, relative to the run's folder.
 DATA_PATTERN, TRACE_PATTERN = "shards/shard-*.arrow", "stats/shard-*.trace.arrow"
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdist.data.formats.batches import BODY, Chat, is_batch
-from specdist.data.formats.inputs import read_batch
+from specdist.data.formats.batches import BODY, Chat, is_batch, read_batch
 from specdist.data.formats.prompts import RowError, open_prompts
 
 USER = {"role": "user", "content": "of rivers"}
@@ -41,10 +40,10 @@ def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
         chat(response_format={"type": "text"}, logprobs=True, prompt_logprobs=2),
     ]
     path = write(tmp_path / "a.jsonl", bodies)
-    batch, table, _ = read_batch([path], None)
+    batch, table = read_batch([path])
     assert is_batch([path]) and batch.is_chat and not batch.reasons
     assert (batch.num_logprobs, batch.num_prompt_logprobs) == (3, 2)
-    rows = table.read(0, table.num_rows).to_pylist()
+    rows = table.to_pylist()
     assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3", "r4"]
     assert [json.loads(row["body"]) for row in rows] == bodies
     own = [{k: v for k, v in (row["options"] or {}).items() if v is not None} for row in rows]
@@ -114,7 +113,7 @@ def test_completions_have_plain_prompts(tmp_path: Path) -> None:
         tmp_path / "a.jsonl", [{"prompt": "x", "logprobs": 2}, {"prompt": ["y"]}, {"prompt": [1, 2]}],
         url="/v1/completions",
     )  # fmt: skip
-    assert read_batch([path], None)[0].num_logprobs == 2
+    assert read_batch([path])[0].num_logprobs == 2
     prompts = open_prompts(str(path), prompt_column=BODY, messages_column=None, limit=None)
     assert [prompts.prompt(0), prompts.prompt(1), prompts.is_chat] == ["x", "y", False]
     assert "body.prompt must be one text" in prompts.unusable[2]

@@ -14,7 +14,6 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data.formats import converted
 from specdist.data.formats import jsonl as jsonl_module
 from specdist.data.formats.json_columns import values_of
 from specdist.data.formats.prompts import Prompts, RowError, open_prompts
@@ -59,13 +58,11 @@ def opened(path: Path, column: str = "messages") -> Prompts:
     )
 
 
-@pytest.fixture(params=["small", "pieces", "converted"])
+@pytest.fixture(params=["small", "pieces"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are read in one piece, in one of each row, and as large ones are."""
+    """Files that are read in one piece, and in one of each row."""
     if request.param != "small":
         monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", 1)
-    if request.param == "converted":
-        monkeypatch.setattr(converted, "LARGE_BYTES", 1)
 
 
 def shard_of(prompts: Prompts) -> pa.Table:
@@ -127,7 +124,6 @@ def test_a_column_is_json_where_a_struct_would_change_its_objects(
         assert isinstance(prompts.schema.field("value").type, pa.JsonType) is is_json
         table = shard_of(prompts).column("value")
         assert json.dumps(values_of(table)) == json.dumps(found)
-        assert ("value" in prompts.columns_with_own_keys) is is_json
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".jsonl", ".csv"])

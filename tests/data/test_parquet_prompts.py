@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -45,25 +43,3 @@ def test_of_parquet_files_few_row_groups_are_in_memory(parquet, monkeypatch):
     assert prompts.table(20, 20).num_rows == 0
     limited = open_(parquet, limit=11)
     assert limited.num_rows == 11 and limited.table(9, 11).column("id").to_pylist() == [9, 0]
-
-
-def test_files_that_hold_what_was_checked_before_are_not_decoded_as_a_whole_again(parquet, monkeypatch):
-    """By their content: a run that knew its prompts by size and time went on with rows of other ones."""
-    stamps = open_(parquet).watched.stamps
-    assert len({stamp.sha256 for stamp in stamps}) == 2
-
-    def refuse(*_, **__):
-        raise AssertionError("a file was decoded")
-
-    expected = open_(parquet).fingerprint
-    path = parquet / "1.parquet"
-    content = path.read_bytes()
-    with monkeypatch.context() as patched:
-        patched.setattr(pa.parquet.ParquetFile, "read_row_group", refuse)
-        assert open_(parquet, known=stamps).fingerprint == expected
-        path.write_bytes(content.replace(b"p11", b"p99"))
-        os.utime(path, ns=(0, stamps[1].mtime_ns))
-        with pytest.raises(AssertionError):
-            open_(parquet, known=stamps)
-    assert path.stat().st_ino == stamps[1].inode and path.stat().st_size == stamps[1].num_bytes
-    assert open_(parquet, known=stamps).fingerprint not in (expected, "")

@@ -13,21 +13,19 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data.formats import converted
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.utils.errors import UserError
 from tests.refusals import places, recorded
 
-MODULES = [
-    f"data/formats/{name}.py" for name in ("batches", "converted", "csv_files", "inputs", "jsonl", "prompts")
-]
-MODULES += [f"data/formats/{name}.py" for name in ("columns", "json_columns", "messages", "streams", "text")]
+MODULES = [f"data/formats/{name}.py" for name in ("batches", "csv_files", "inputs", "jsonl", "prompts")]
+MODULES += [f"data/formats/{name}.py" for name in ("columns", "json_columns", "messages", "streams")]
 ROW = b'{"prompt": "a"}\n'
 ROWS = b'{"prompt": "a", "n": 1}\n{"prompt": "b", "n": 2.5}\n'
 FIELDS = b'prompt,n\na,1\n"b, c",2\n"d\ne",3\n'
 PROMPT, MESSAGES = {"prompt_column": "prompt"}, {"messages_column": "messages"}
 TURNS = {"messages_column": "turns", "has_turns": True}
 TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
+BAD_TEXT = pa.array([b"\xff"]).view(pa.string())
 BAD_JSON = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{"]))
 
 Then = Callable[[Prompts], Any]
@@ -96,7 +94,13 @@ FAULTS: list[Fault] = [
      ["line 3 cannot be kept as it is: column x", "'s'", "one type in all rows"]),
     ({"a.jsonl": b'{"prompt": "a", "x": 18446744073709551615}\n'}, PROMPT,
      ["line 1 cannot be kept as it is: column x", "64 bits", "write the values as text"]),
-    ({"a.jsonl": b'{"prompt": "a", "x\xe9": 1}\n'}, PROMPT, ["line 1 cannot be kept", "names are UTF-8"]),
+    ({"a.jsonl": ROW + b'{"prompt": "\xe9"}\n'}, PROMPT, ["line 2 is not valid JSON: 'utf-8'", "in UTF-8"]),
+    ({"a.jsonl": ROW + b'{"prompt": "\\ud83d"}\n'}, PROMPT,
+     ["line 2 cannot be kept as it is: column prompt", "halves of characters"]),
+    ({"a.arrow": pa.table({"prompt": BAD_TEXT})}, PROMPT,
+     ["a.arrow is not a complete Arrow file", "UTF8"]),
+    ({"a.parquet": pa.table({"prompt": BAD_TEXT})}, PROMPT,
+     ["a.parquet is not a complete Parquet file", "UTF8"]),
     ({"a.jsonl": ROW, "b.jsonl": ROWS}, PROMPT, ["b.jsonl has the columns n, prompt, but", "same columns"]),
     ({"a.jsonl": b'{"prompt": ["a"]}\n'}, PROMPT,
      ["--prompt_column prompt has no usable prompt", "row 0, prompt is a list", "--messages_column"]),
@@ -111,6 +115,7 @@ FAULTS: list[Fault] = [
     ({"a.csv": b'prompt,n\n"a,1\n'}, PROMPT, ["a.csv cannot be read as CSV: a double quote is not closed"]),
     ({"a.csv": b"prompt,n\na,1\nb\n"}, PROMPT, ["cannot be read as CSV: row 1: Expected 2 columns, got 1",
                                                "as many fields as the header"]),
+    ({"a.csv": b"prompt,n\na,1\n\xff,2\n"}, PROMPT, ["cannot be read as CSV", "invalid UTF8"]),
     ({"a.csv": b"prompt,n\xe9\na,1\n"}, PROMPT, ["cannot be read as CSV: 'utf-8'", "the text is UTF-8"]),
     ({"a.csv": b"prompt\na\n", "b.csv": FIELDS}, PROMPT,
      ["b.csv has the columns prompt, n, but", "same columns"]),
@@ -146,9 +151,6 @@ QUESTIONS: list[tuple[dict[str, bytes | pa.Table], dict[str, Any], Then, Sequenc
      ["--length_column prompt is not a column of numbers"]),
     ({"a.jsonl": b'{"prompt": "a", "g": "x"}\n{"prompt": "b", "g": null}\n'}, PROMPT,
      lambda prompts: prompts.groups("--group_column", "g"), ["--group_column g is null in row 1", "a group"]),
-    ({"a.jsonl": b'{"prompt": "a", "g": "x"}\n{"prompt": "b", "g": "\xff"}\n'}, PROMPT,
-     lambda prompts: prompts.groups("--group_column", "g"),
-     ["--group_column g: row 1 cannot be read (g is not valid UTF-8"]),
     ({"a.arrow": pa.table({"prompt": ["a"], "g": BAD_JSON})},
      PROMPT, lambda prompts: list(prompts.values("--row_options", "g")),
      ["--row_options g: row 0 cannot be read (g is not valid JSON"]),
@@ -176,7 +178,7 @@ def _refused(
     return str(raised.value)
 
 
-def test_every_refusal_of_prompts_is_true_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_refusal_of_prompts_is_true_of_a_file(tmp_path: Path) -> None:
     """Each place in the code that refuses prompts has a file here that has the fault."""
     with recorded() as made:
         for number, (files, options, words) in enumerate(FAULTS):
@@ -196,23 +198,5 @@ def test_every_refusal_of_prompts_is_true_of_a_file(tmp_path: Path, monkeypatch:
         (tmp_path / "broken.csv").symlink_to("/proc/self/mem")
         with pytest.raises(UserError, match=r"broken.csv cannot be read \(Input/output error\): check its"):
             opened(tmp_path / "broken.csv", **PROMPT)
-        _check_large_files(tmp_path, monkeypatch)
     missed = {place: text for place, text in places(*MODULES).items() if place not in made}
     assert not missed, missed
-
-
-def _check_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are converted: into a folder that is none, and while someone writes to them."""
-    monkeypatch.setattr(converted, "LARGE_BYTES", 1)
-    path = written(folder / "large.jsonl", ROWS)
-    with pytest.raises(UserError, match=r"large.jsonl cannot be converted in .*--cache_dir"):
-        opened(path, **PROMPT, cache_dir=str(path))
-    tables = converted._batches
-
-    def growing(pieces: Sequence[Path]) -> Any:
-        written(path, ROWS + ROWS)
-        return tables(pieces)
-
-    monkeypatch.setattr(converted, "_batches", growing)
-    with pytest.raises(UserError, match=r"files changed while they were read.*again"):
-        opened(path, **PROMPT, cache_dir=str(folder / "cache"))

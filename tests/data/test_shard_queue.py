@@ -280,26 +280,3 @@ def test_a_sub_shard_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path)
     assert other.work is not None
     assert owner.queue.offer(leased, [1], 1) is None
     assert not list((tmp_path / "leases").glob("subshard-*"))
-
-
-def test_the_lease_of_a_silent_holder_is_watched_until_it_is_free(tmp_path, monkeypatch):
-    """Whoever is to watch it next would have to see the whole silence anew."""
-    open_(tmp_path)
-    workers = [Worker(tmp_path, f"replica{number}", 9) for number in range(10)]
-    silent, *others, waiting = workers
-    for worker in workers[:-1]:
-        assert worker.take() is not None
-    names = [worker.work[0].lease.name for worker in (silent, others[0])]
-    now = waiting.replica.clock
-    monkeypatch.setattr(
-        "specdist.data.leases.shard_queue.watched",
-        lambda *given, **options: [names[now() > SILENT_AFTER_S / 2]],
-    )
-    for _ in range(int(SILENT_AFTER_S) + 3):
-        assert waiting.work is None
-        for worker in others:
-            worker.replica.beat()
-        if waiting.take() is not None:
-            break
-        now.sleep(1.0)
-    assert waiting.work is not None and waiting.work[0].shard == silent.work[0].shard

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data.file_names import LEASES, RUN_TAG
+from specdist.data.file_names import RUN_TAG
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import check_output
 from specdist.data.store.files import publish
 from specdist.data.store.object_store import ObjectStore, StoreError
-from specdist.data.store.storage import StorePath, cached, storage_path
+from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.s3 import Failure, S3Server, folder_of, s3_server
@@ -124,37 +124,10 @@ def test_one_attempt_s_data_is_published(store, tmp_path):
     assert (store / "data").read_bytes() == b"first"
 
 
-def test_without_conditional_writes_a_shard_has_the_data_of_one_attempt(store, server, tmp_path, monkeypatch):
-    """One replica is paused when its data has been chosen, another one had its data ready before that."""
+def test_a_store_without_conditional_writes_is_refused(store, server):
     server.ignores_conditions = True
-    with pytest.raises(UserError, match="name a folder that all replicas share with --leases"):
+    with pytest.raises(UserError, match="use a server that has conditional writes"):
         check_output(store)
-    check_output(store, has_leases=True)
-    info = {LEASES: str(tmp_path / "leases"), RUN_TAG: "tag"}
-    folder = open_(store, manifest=replace(MANIFEST, info=info))
-    late = Attempt(folder.paths(0), "late")
-    late.write(OTHER_TABLE, STATS, None)
-    with monkeypatch.context() as patched:
-        patched.setattr(ObjectStore, "copy", crash)
-        for shard in range(2):
-            with pytest.raises(Crash):
-                folder.finish_shard(shard, TABLE, STATS)
-    assert not (store / "shards/shard-00000.arrow").is_file()
-    assert folder.finish_shard(0, OTHER_TABLE, STATS)
-    # The other shard is completed by who opens the run.
-    assert open_(store, manifest=replace(MANIFEST, info=info)).is_complete(1)
-    data = folder.data_path(0).read_bytes()
-    assert pa.ipc.open_file(pa.BufferReader(data)).read_all().equals(TABLE)
-    # What it had written was removed, but for its data, in its cache directory.
-    (cached(store / "shards") / "any").parent.mkdir(parents=True, exist_ok=True)
-    late._write_table(folder.data_path(0), OTHER_TABLE)
-    assert not late.publish_data()
-    assert folder.data_path(0).read_bytes() == data and folder.is_complete(0)
-    # A run that replaces this one chooses anew.
-    again = open_(store, manifest=replace(MANIFEST, info=info | {RUN_TAG: "next"}), overwrite=True)
-    assert again.finish_shard(0, OTHER_TABLE, STATS)
-    assert again.data_path(0).read_bytes() != data
-    assert [name for name in stored(store) if name.endswith(".tmp")] == []
 
 
 @pytest.mark.parametrize("step", ["publish_stats", "publish_record"])

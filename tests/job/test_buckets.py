@@ -120,17 +120,14 @@ def run_tool(main: Callable[[Sequence[str]], int], *arguments: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("has_leases", [False, True])
 def test_a_replica_that_is_killed_in_an_upload_is_replaced(
-    has_leases: bool,
     bucket: StorePath,
     server: S3Server,
     options: dict[str, Any],
     undisturbed: dict[str, bytes],
     tmp_path: Path,
 ) -> None:
-    """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile. With
-    leases in a folder that they share, on a server without conditional writes."""
+    """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile."""
     hanging: list[str] = []
 
     def fault(method: str, path: str) -> Failure | None:
@@ -141,9 +138,6 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
 
     server.fault = fault
     run = {**options, "output": bucket / "run", "cache_dir": tmp_path / "cache"}
-    server.ignores_conditions = has_leases
-    if has_leases:
-        run["leases"] = tmp_path / "leases"
     words = tmp_path / "words-1"
     first = fork_telling(words, **run)
     while not hanging:

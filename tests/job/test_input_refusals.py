@@ -42,8 +42,6 @@ ROWS: list[tuple[bytes, dict[str, Any], list[str]]] = [
      ["--row_options options: row 0 has 'x'", "an object of options"]),
     (_row("options", {"top_q": 1}), {"row_options": ["options"]},
      ["--row_options options.top_q: top_q is not an option that a row can have", "top_p"]),
-    (_row("seed", "\udcff").replace(b"\\udcff", b"\xff"), {"row_options": ["seed"]},
-     ["--row_options seed: row 0 cannot be read (seed is not valid UTF-8", "correct it"]),
     (_row("stop", "x"), {"row_options": ["stop"], "regex": "a+"},
      ["row 0 has the stop string 'x' and a constraint by --regex", "leave the row's stop out"]),
     (_row("prompt", "") * 2, {}, ["no row of --prompts", "2 of 2, such as row 0: prompt is empty"]),

@@ -3,7 +3,6 @@
 from tests.mutants.mutant import Mutant
 
 COLUMNS = "tests/data/test_columns.py"
-CONVERTED = "tests/data/test_converted.py"
 JSON_COLUMNS = "tests/data/test_json_columns.py"
 CHAT_FORMAT = "tests/job/test_chat_format.py"
 FILES = "tests/data/test_files.py"
@@ -61,7 +60,7 @@ DATA_FAULTS = (
         "",
         (PUBLISHING,)),
     Mutant("who-finds-anothers-data-overwrites-it", "Attempt.publish_data",
-        "            return publish(own, data) if decision is None else _publish_decided(own, data, decision)\n",
+        "            return publish(self._own(self._paths.data), self._paths.data)\n",
         "            return self.replace_data()\n",
         (PUBLISHING,)),
     # Rows of unfinished shards.
@@ -93,31 +92,6 @@ DATA_FAULTS = (
         "            self._sync_error = error\n",
         "            pass\n",
         (PARTS,)),
-    # Converted prompts.
-    Mutant("converted-rows-before-types-widened-are-lost", "_convert",
-        "for batch in _batches(pieces[:-1]):",
-        "for batch in _batches(pieces[-2:-1]):",
-        (CONVERTED,)),
-    Mutant("types-of-a-converted-csv-column-by-its-last-piece", "CsvRows._see",
-        "            kind for kind in self._types.get(name, range(len(TYPES)))\n",
-        "            kind for kind in range(len(TYPES))\n",
-        (CONVERTED,)),
-    Mutant("options-of-converted-requests-by-the-last-one", "BatchRows._read",
-        "batch.options += own.keys() - set(batch.options)",
-        "batch.options = [*own] or batch.options",
-        (CONVERTED,)),
-    Mutant("what-converted-requests-ask-for-is-forgotten", "BatchRows.restore",
-        '        self.batch = Batch(**findings | {"reasons": dict(findings["reasons"])})',
-        "        self.batch = Batch()",
-        (CONVERTED,)),
-    Mutant("a-column-that-a-csv-file-has-twice-is-no-refusal", "as_schema",
-        "    if table.schema.equals(schema):\n        return table\n",
-        "",
-        (CONVERTED + "::test_a_column_that_a_large_csv_file_has_twice_is_refused",)),
-    Mutant("converted-rows-of-a-file-that-has-changed", "converted._converted",
-        "if not (about.exists() and WatchedFiles(files).are(_digested(about))):",
-        "if not about.exists():",
-        (CONVERTED,)),
     # Two of something.
     Mutant("files-of-several-splits-are-one-input", "inputs.check_split",
         "    if found and not set.intersection(*found):\n",
@@ -131,16 +105,12 @@ DATA_FAULTS = (
         "        pa.concat_tables([table, table]).unify_dictionaries()\n",
         "",
         (COLUMNS,)),
-    Mutant("converted-files-read-again-for-their-digest", "open_prompts",
-        "    watched.know(found.stamps)\n",
-        "",
-        (CONVERTED,)),
     # Objects of the input.
     Mutant("objects-with-other-key-order-share-a-struct", "Shapes.see",
         "shape = True, tuple(value)",
         "shape = True, tuple(sorted(value))",
         (JSON_COLUMNS,)),
-    Mutant("structs-before-objects-differed-lose-their-text", "as_schema",
+    Mutant("structs-before-objects-differed-lose-their-text", "_as_schema",
         "schema.field(field.name).type == pa.json_() != field.type:",
         "schema.field(field.name).type == pa.json_() != field.type and not number:",
         (JSON_COLUMNS,)),

@@ -111,7 +111,7 @@ FORMAT_FAULTS = (
     ),
     Mutant(
         "batch-takes-chats-and-texts-together",
-        "BatchRows._read",
+        "read_batch",
         'if row["url"] != batch.url:',
         "if False:",
         ("tests/data/test_refusals.py",),
@@ -213,8 +213,8 @@ FORMAT_FAULTS = (
     Mutant(
         "second-bos-told-of-prompts-that-hold-one",
         "Prompts.num_beginning_with",
-        "value.startswith(text.encode())",
-        "text.encode() in value",
+        "value is not None and value.startswith(text)",
+        "value is not None and text in value",
         (TOKENS,),
     ),
     Mutant(

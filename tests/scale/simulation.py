@@ -19,7 +19,7 @@ import pyarrow as pa
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
 from specdist.data.leases.leases import Lease
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.opening import is_open, open_run_folder
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
@@ -173,13 +173,10 @@ class Replica:
     def _set_up(self) -> None:
         membership, simulation = self._membership, self._simulation
         manifest = manifest_of(simulation.scenario.num_shards)
-        if membership.is_settled(lambda: is_open(simulation.folder, manifest, "")):
-            self._begin(manifest)
-        elif (lease := membership.take_setup(view := membership.leases.look())) is not None:
+        if (lease := membership.take_setup(view := membership.leases.look())) is not None:
             simulation.after(SETUP_S, partial(self._open, manifest, lease))
         else:
-            wait_s = membership.poll_s(view.num_files, num_replicas=view.num_replicas)
-            simulation.after(wait_s, self._set_up)
+            simulation.after(membership.poll_s(view.num_files), self._set_up)
 
     def _open(self, manifest: Manifest, lease: Lease) -> None:
         is_tidied = self._membership.another_has_tidied()

@@ -9,8 +9,8 @@ https://platform.openai.com/docs/guides/batch; ``top_k``, ``min_p``, ``repetitio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ import pyarrow as pa
 
 from specdist.config.groups import RULES, WHOLE_NUMBERS
 from specdist.config.processing import STRUCT
-from specdist.data.formats.converted import Source
 from specdist.data.formats.jsonl import json_chunks
 from specdist.data.formats.messages import MessageError, chat_messages, tools_of
 from specdist.utils.errors import UserError
 
 REQUEST_KEYS = ("custom_id", "method", "url", "body")
 BODY, CONSTRAINT = "body", "constraint"
-SCHEMA = pa.schema([(name, pa.string()) for name in (*REQUEST_KEYS, STRUCT, CONSTRAINT)])
 CHAT_URL, TEXT_URL = "/v1/chat/completions", "/v1/completions"
 # No number of a request is as large.
 MOST = 2**63
@@ -89,6 +87,24 @@ class Batch:
     def is_chat(self) -> bool:
         return self.url == CHAT_URL
 
+    def read(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The body, options and constraint of the request of this row, as columns have them."""
+        body = row[BODY]
+        own: dict[str, Any] = {}
+        constraint = text = None
+        try:
+            text = _body_text(body)
+            own, constraint, asked = _asked(row)
+            prompt_of_body(body, is_chat=self.is_chat)
+            self.num_logprobs = _most(self.num_logprobs, asked)
+            of_prompt = num_prompt_logprobs_of(body, is_chat=self.is_chat)
+            self.num_prompt_logprobs = _most(self.num_prompt_logprobs, of_prompt)
+        except _Unusable as error:
+            self.reasons[number] = str(error)
+        self.options += own.keys() - set(self.options)
+        self.has_constraints |= constraint is not None
+        return {BODY: text, STRUCT: own or None, CONSTRAINT: constraint}
+
 
 def is_batch(files: Sequence[Path]) -> bool:
     """Whether the first line is a request. Raises :class:`UserError` for one that is not JSON."""
@@ -102,74 +118,37 @@ def _is_request(row: Mapping[str, Any]) -> bool:
     return all(name in row for name in REQUEST_KEYS) and isinstance(row[BODY], dict)
 
 
-class BatchRows(Source):
-    """The requests of files, with the columns ``options`` and ``constraint`` if any has some; ``batch``: what
-    they ask for, once all have been read."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files, self._known, self._place = files, set[str](), ""
-        self.batch = Batch()
-        self.options: list[Any] = ["requests"]
-
-    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
-        """The requests, with options as JSON: see :class:`specdist.data.formats.converted.Source`. Raises
-        :class:`UserError` for a line that is not a request, for a ``custom_id`` that occurs twice, and for a
-        url that differs from those before."""
-        num_rows = 0
-        for index, path in enumerate(self._files):
-            for chunk in json_chunks(path, digest=digests[index] if digests else None):
-                columns: dict[str, list[str | None]] = {name: [] for name in SCHEMA.names}
-                for place, row in zip(chunk.places, chunk.rows, strict=True):
-                    self._read(f"--prompts {path}, {place}", num_rows, row, columns)
-                    num_rows += 1
-                yield pa.table(columns, SCHEMA), SCHEMA
-
-    def finished(self, table: pa.Table) -> pa.Table:
-        names = sorted(self.batch.options)
-        place = SCHEMA.get_field_index(STRUCT)
-        kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
-        options = [None if text is None else json.loads(text) for text in table[STRUCT].to_pylist()]
-        found = table.remove_column(place)
-        if names:
-            kind = pa.struct([(name, kinds.get(name, pa.float64())) for name in names])
-            found = found.add_column(place, STRUCT, pa.array(options, kind))
-        return found if self.batch.has_constraints else found.drop_columns(CONSTRAINT)
-
-    def findings(self) -> dict[str, Any]:
-        return asdict(self.batch) | {"reasons": [*self.batch.reasons.items()]}
-
-    def restore(self, findings: dict[str, Any]) -> None:
-        self.batch = Batch(**findings | {"reasons": dict(findings["reasons"])})
-
-    def _read(
-        self, place: str, number: int, row: dict[str, Any], columns: dict[str, list[str | None]]
-    ) -> None:
-        """Add the request of a line to the columns."""
-        _check_request(place, row, self._known)
-        batch, body = self.batch, row[BODY]
-        if not self._place:
-            batch.url, self._place = row["url"], place
-        if row["url"] != batch.url:
-            raise UserError(
-                f"{place} has url {row['url']!r}, but {self._place} has {batch.url!r}: it must be the same "
-                "in all rows; split the file"
-            )
-        own: dict[str, Any] = {}
-        constraint = text = None
-        try:
-            text = _body_text(body)
-            own, constraint, asked = _asked(row)
-            prompt_of_body(body, is_chat=batch.is_chat)
-            batch.num_logprobs = _most(batch.num_logprobs, asked)
-            of_prompt = num_prompt_logprobs_of(body, is_chat=batch.is_chat)
-            batch.num_prompt_logprobs = _most(batch.num_prompt_logprobs, of_prompt)
-        except _Unusable as error:
-            batch.reasons[number] = str(error)
-        batch.options += own.keys() - set(batch.options)
-        batch.has_constraints |= constraint is not None
-        values = {**row, BODY: text, STRUCT: json.dumps(own) if own else None, CONSTRAINT: constraint}
-        for name, column in columns.items():
-            column.append(values[name])
+def read_batch(files: Sequence[Path]) -> tuple[Batch, pa.Table]:
+    """The requests of files, and what they ask for: the columns ``options`` and ``constraint`` are there if
+    any has some. Raises :class:`UserError` for a line that is not a request, for a ``custom_id`` that occurs
+    twice, and for a url that differs from those before."""
+    batch, known, first_place = Batch(), set[str](), ""
+    columns: dict[str, list[Any]] = {name: [] for name in (*REQUEST_KEYS, STRUCT, CONSTRAINT)}
+    num_rows = 0
+    for path in files:
+        for chunk in json_chunks(path):
+            for line, row in zip(chunk.places, chunk.rows, strict=True):
+                place = f"--prompts {path}, {line}"
+                _check_request(place, row, known)
+                if not first_place:
+                    batch.url, first_place = row["url"], place
+                if row["url"] != batch.url:
+                    raise UserError(
+                        f"{place} has url {row['url']!r}, but {first_place} has {batch.url!r}: it must be "
+                        "the same in all rows; split the file"
+                    )
+                values = {**row, **batch.read(num_rows, row)}
+                num_rows += 1
+                for name, column in columns.items():
+                    column.append(values[name])
+    types: dict[str, pa.DataType] = dict.fromkeys((*REQUEST_KEYS, CONSTRAINT), pa.string())
+    kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
+    types[STRUCT] = pa.struct([(name, kinds.get(name, pa.float64())) for name in sorted(batch.options)])
+    if not batch.options:
+        del columns[STRUCT]
+    if not batch.has_constraints:
+        del columns[CONSTRAINT]
+    return batch, pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
 
 
 def _most(first: int | None, second: int | None) -> int | None:

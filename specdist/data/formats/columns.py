@@ -1,4 +1,5 @@
-"""The columns of one file and of several: no name twice, and the same names and types in any order."""
+"""The columns of one file and of several: no name twice, and the same names and types in any order; and
+which types are lists and text, in any of Arrow's layouts."""
 
 from __future__ import annotations
 
@@ -9,6 +10,25 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.utils.errors import UserError
+
+TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether its values are lists."""
+    return any(test(kind) for test in LISTS)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether its values are text, also by a dictionary."""
+    return (kind.value_type if pa.types.is_dictionary(kind) else kind) in TEXTS
 
 
 def check_names(path: Path, schema: pa.Schema) -> None:

@@ -15,7 +15,6 @@ import pyarrow.parquet
 
 from specdist.data.formats.columns import conformed
 from specdist.data.formats.json_columns import empty_table, values_of
-from specdist.data.formats.text import check_layout
 
 # Decoded row groups that are kept, one for each choice of columns: a shard's, the prompt, its tools, its
 # constraint and its options, of rows that are read in order.
@@ -37,7 +36,7 @@ class InputRows(ABC):
 
     def row(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
         """These columns of a row, without fields of structs that are null: see :func:`values_of`. Raises as
-        :meth:`read` does, UnicodeDecodeError, and :class:`JsonError`."""
+        :meth:`read` does, and :class:`JsonError`."""
         found = self.read(row, row + 1, columns)
         return {name: values_of(found.column(name), drops_absent=True)[0] for name in columns}
 
@@ -111,8 +110,7 @@ class ParquetRows(InputRows):
 
     def check(self, number: int) -> None:
         """Decode a row group. Raises as :meth:`read` does."""
-        for column in self._decode(number, tuple(self.schema.names)).columns:
-            check_layout(column)
+        self._decode(number, tuple(self.schema.names)).validate(full=True)
 
     def _decode(self, number: int, names: tuple[str, ...]) -> pa.Table:
         key = number, names

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -15,15 +15,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.formats.batches import BODY, Batch, BatchRows, is_batch
+from specdist.data.formats.batches import BODY, is_batch, read_batch
 from specdist.data.formats.columns import common_schema, conformed
-from specdist.data.formats.converted import Source, text_rows
-from specdist.data.formats.csv_files import CsvRows
+from specdist.data.formats.csv_files import read_csv
 from specdist.data.formats.input_rows import InputRows, ParquetRows, TableRows
-from specdist.data.formats.jsonl import JsonRows, PromptColumn
+from specdist.data.formats.jsonl import PromptColumn, read_json
 from specdist.data.formats.streams import reading
-from specdist.data.formats.text import check_layout
-from specdist.data.store.files import FileStamp
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -78,56 +75,34 @@ def check_split(path: str, files: Sequence[Path]) -> None:
 @dataclass(frozen=True)
 class Inputs:
     """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
-    of a batch have conversations; None if the rows are not requests. ``stamps``: of the files, if they were
-    digested while they were read."""
+    of a batch have conversations; None if the rows are not requests."""
 
     rows: InputRows
     unusable: Mapping[int, str] = field(default_factory=dict)
     is_chat_batch: bool | None = None
-    stamps: Sequence[FileStamp] = ()
 
 
-def read_inputs(
-    files: list[Path],
-    prompts: PromptColumn,
-    *,
-    are_known: Callable[[], bool] = lambda: False,
-    cache_dir: str | None = None,
-) -> Inputs:
-    """All rows of files of one type: Arrow files are memory-mapped, and so are large text files, converted in
-    the ``cache_dir``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError`
-    with the file.
-
-    Args:
-        are_known: whether these files have been checked before.
-    """
+def read_inputs(files: list[Path], prompts: PromptColumn) -> Inputs:
+    """All rows of files of one type: Arrow files are memory-mapped, and of Parquet files a few row groups are
+    in memory at a time; rows of text files are all in memory. Raises :class:`UserError` with the file."""
     kind = _kind(files[0])
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
-        batch, rows, stamps = read_batch(files, cache_dir)
-        return Inputs(rows, unusable=batch.reasons, is_chat_batch=batch.is_chat, stamps=stamps)
-    if kind in ("JSONL", "CSV"):
-        source: Source = JsonRows(files, prompts) if kind == "JSONL" else CsvRows(files, prompts.name)
-        table, stamps = text_rows(files, source, cache_dir)
-        return Inputs(TableRows(table), unusable=prompts.reasons, stamps=stamps)
+        batch, table = read_batch(files)
+        return Inputs(TableRows(table), unusable=batch.reasons, is_chat_batch=batch.is_chat)
+    if kind == "JSONL":
+        return Inputs(TableRows(read_json(files, prompts)), unusable=prompts.reasons)
+    if kind == "CSV":
+        return Inputs(TableRows(read_csv(files, prompts.name)))
     if kind == "Parquet":
-        return Inputs(_parquet_rows(files, are_known))
+        return Inputs(_parquet_rows(files))
     tables = [_read_arrow(file) for file in files]
     schema = common_schema(files, [table.schema for table in tables])
     tables = [conformed(table, schema) for table in tables]
     return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
 
 
-def read_batch(files: Sequence[Path], cache_dir: str | None) -> tuple[Batch, InputRows, Sequence[FileStamp]]:
-    """Requests, which are rows; and the files, if they were digested while they were read. Raises
-    :class:`UserError` with the file and the line."""
-    source = BatchRows(files)
-    table, stamps = text_rows(files, source, cache_dir)
-    return source.batch, TableRows(table), stamps
-
-
-def _parquet_rows(files: list[Path], are_known: Callable[[], bool]) -> ParquetRows:
-    """Unless the files are known, every row group is decoded once, so that a damaged file is found before any
-    model is loaded."""
+def _parquet_rows(files: list[Path]) -> ParquetRows:
+    """Every row group is decoded once, so that a damaged file is found before any model is loaded."""
     metadata = []
     for file in files:
         with _refusing(file, "Parquet"):
@@ -135,7 +110,7 @@ def _parquet_rows(files: list[Path], are_known: Callable[[], bool]) -> ParquetRo
             metadata[-1].schema.to_arrow_schema()
     schema = common_schema(files, [found.schema.to_arrow_schema() for found in metadata])
     rows = ParquetRows(files, metadata, schema)
-    for number in range(0 if are_known() else rows.num_groups):
+    for number in range(rows.num_groups):
         with _refusing(rows.file_of(number), "Parquet"):
             rows.check(number)
     return rows
@@ -204,16 +179,16 @@ def _refusing(path: Path, kind: str) -> Iterator[None]:
             yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--prompts {path} is not a complete {kind} file (damaged, truncated, or of another type?): "
-            f"{error}"
+            f"--prompts {path} is not a complete {kind} file (damaged, truncated, of another type, or with "
+            f"text that is not UTF-8?): {error}"
         ) from error
 
 
 def _read_arrow(path: Path) -> pa.Table:
     with _refusing(path, "Arrow"):
         table = _mapped(path)
-        for column in table.columns:
-            check_layout(column)
+        # Arrow trusts the offsets in a file: a damaged one reads outside of its buffer.
+        table.validate(full=True)
     return table
 
 

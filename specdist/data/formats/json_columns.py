@@ -8,12 +8,12 @@ own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.formats.text import bytes_as_text, is_list, text_as_bytes
+from specdist.data.formats.columns import is_list
 from specdist.utils.json_values import parse_json
 
 
@@ -57,28 +57,24 @@ class Shapes:
 
 
 def json_array(values: list[Any]) -> pa.Array:
-    """Values as JSON; None is null, and bytes are text. Lone surrogates become invalid UTF-8, for their row
-    to be refused."""
-    texts = [None if value is None else _text(value) for value in values]
-    return pa.ExtensionArray.from_storage(pa.json_(), bytes_as_text(pa.array(texts, pa.binary())))
+    """Values as JSON; None is null. Raises UnicodeEncodeError for text that has no UTF-8."""
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+             for value in values]  # fmt: skip
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
 
 
-def _text(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_decoded)
-    return text.encode("utf-8", "surrogatepass")
+def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """The rows of tables whose types, and columns, became more with each: those of ``schema`` at last."""
+    return pa.concat_tables([empty_table(schema), *(_as_schema(table, schema) for table in tables)])
 
 
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "surrogatepass")
-
-
-def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with all columns of a wider schema, where another column of them may be one of JSON."""
     if table.schema.equals(schema):
         return table
     for number, field in enumerate(table.schema):
         if schema.field(field.name).type == pa.json_() != field.type:
-            chunks = [json_array(text_as_bytes(chunk).to_pylist()) for chunk in table.column(number).chunks]
+            chunks = [json_array(chunk.to_pylist()) for chunk in table.column(number).chunks]
             table = table.set_column(number, field.name, pa.chunked_array(chunks, pa.json_()))
     return pa.concat_tables([empty_table(schema), table], promote_options="permissive")
 
@@ -102,7 +98,7 @@ def values_of(column: pa.ChunkedArray | pa.Array, *, drops_absent: bool = False)
     """A column's values in Python, JSON as what it says.
 
     With ``drops_absent`` structs come without their null fields: a struct has every key, so that a null is
-    how it says that a row has none. Raises UnicodeDecodeError for bad text, and :class:`JsonError`.
+    how it says that a row has none. Raises :class:`JsonError`.
     """
     values: list[Any] = column.to_pylist()
     if not holds(column.type, lambda kind: isinstance(kind, pa.JsonType) or pa.types.is_nested(kind)):

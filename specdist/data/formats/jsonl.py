@@ -16,11 +16,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from specdist.data.formats.converted import Source
-from specdist.data.formats.json_columns import Shapes, json_array
+from specdist.data.formats.json_columns import Shapes, joined, json_array
 from specdist.data.formats.messages import described, why_not_messages, why_not_text, why_not_turns
 from specdist.data.formats.streams import open_input, reading
-from specdist.data.formats.text import bytes_as_text
 from specdist.utils.errors import UserError
 
 CHUNK_BYTES = 2**24
@@ -84,48 +82,31 @@ class Chunk:
     places: list[str] = field(default_factory=list)
 
 
-class JsonRows(Source):
+def read_json(files: Sequence[Path], prompts: PromptColumn) -> pa.Table:
     """The rows of files, which must have the same keys and compatible types.
 
     Integers become floats if other rows have floats, and a missing key is null. A column with objects that a
-    struct would change is one of JSON: see :mod:`specdist.data.formats.json_columns`. Text without valid
-    UTF-8 is kept as invalid bytes, for its row to be refused later. A prompt of the wrong type becomes null,
-    with the reason in ``prompts``.
+    struct would change is one of JSON: see :mod:`specdist.data.formats.json_columns`. A prompt of the wrong
+    type becomes null, with the reason in ``prompts``. Raises :class:`UserError` with the file and the line.
     """
-
-    def __init__(self, files: Sequence[Path], prompts: PromptColumn) -> None:
-        self._files, self._prompts = files, prompts
-        self._shapes: dict[str, Shapes] = {}
-        # Where objects were structs of all keys before, files were converted to other rows.
-        self.options = ["jsonl with own keys", prompts.name, prompts.is_chat, prompts.is_turns]
-
-    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
-        """See :class:`specdist.data.formats.converted.Source`."""
-        known = pa.schema([])
-        num_rows = 0
-        names_of_file: dict[Path, set[str]] = {}
-        for index, path in enumerate(self._files):
-            for chunk in json_chunks(path, digest=digests[index] if digests else None):
-                for values in chunk.rows:
-                    self._prompts.clean(num_rows, values)
-                    num_rows += 1
-                before = deepcopy(self._shapes)
-                try:
-                    table, known = _convert(chunk.rows, known, self._shapes)
-                except CONVERSION_ERRORS as error:
-                    raise _bad_line(path, chunk, known, before, error) from error
-                names_of_file.setdefault(path, set()).update(table.column_names)
-                yield table, known
-        _check_same_names(names_of_file)
-
-    def findings(self) -> dict[str, Any]:
-        return {
-            "num_usable": self._prompts.num_usable,
-            "reasons": [[row, reason] for row, reason in self._prompts.reasons.items()],
-        }
-
-    def restore(self, findings: dict[str, Any]) -> None:
-        self._prompts.num_usable, self._prompts.reasons = findings["num_usable"], dict(findings["reasons"])
+    known, tables = pa.schema([]), []
+    shapes: dict[str, Shapes] = {}
+    num_rows = 0
+    names_of_file: dict[Path, set[str]] = {}
+    for path in files:
+        for chunk in json_chunks(path):
+            for values in chunk.rows:
+                prompts.clean(num_rows, values)
+                num_rows += 1
+            before = deepcopy(shapes)
+            try:
+                table, known = _convert(chunk.rows, known, shapes)
+            except CONVERSION_ERRORS as error:
+                raise _bad_line(path, chunk, known, before, error) from error
+            names_of_file.setdefault(path, set()).update(table.column_names)
+            tables.append(table)
+    _check_same_names(names_of_file)
+    return joined(tables, known)
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
@@ -138,11 +119,11 @@ def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
             )
 
 
-def json_chunks(path: Path, num_bytes_each: int | None = None, digest: Any = None) -> Iterator[Chunk]:
+def json_chunks(path: Path, num_bytes_each: int | None = None) -> Iterator[Chunk]:
     """The objects of a file, a few megabytes at a time: one per line, or all in one array. Raises
-    :class:`UserError` with the line or row. ``digest``: a hash object that gets the file's bytes."""
+    :class:`UserError` with the line or row."""
     chunk, num_bytes = Chunk(), 0
-    with reading(path), open_input(path, digest) as file:
+    with reading(path), open_input(path) as file:
         for place, size, row in _values(path, file):
             if not isinstance(row, dict):
                 raise UserError(
@@ -198,8 +179,7 @@ def _values(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, Any]]:
 def _parsed(text: bytes) -> Any:
     """A value; or the error, if it is none."""
     try:
-        # surrogateescape: invalid UTF-8 spoils the row, not the file.
-        return json.loads(text.removeprefix(codecs.BOM_UTF8).rstrip().decode("utf-8", "surrogateescape"))
+        return json.loads(text.removeprefix(codecs.BOM_UTF8).rstrip().decode())
     except (ValueError, RecursionError) as error:
         return error
 
@@ -242,20 +222,8 @@ def _column(name: str, values: list[Any], shapes: Shapes) -> pa.Array:
         if shapes.need_json:
             return json_array(values)
         return pa.array(values)
-    except UnicodeEncodeError:
-        return bytes_as_text(pa.array([_encoded(value) for value in values]))
     except CONVERSION_ERRORS as error:
         raise ValueError(f"column {name}: {error}") from error
-
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, list):
-        return [_encoded(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _encoded(item) for name, item in value.items()}
-    return value
 
 
 def _bad_line(
@@ -272,6 +240,6 @@ def _bad_line(
             num_bad, error = middle, earlier_error
     return UserError(
         f"--prompts {path}, {chunk.places[num_bad - 1]} cannot be kept as it is: {error}; a column has "
-        "one type in all rows, integers have 64 bits, and names are UTF-8: correct it, write the "
-        "values as text, or leave the column out"
+        "one type in all rows, integers have 64 bits, and text is UTF-8, without halves of characters "
+        "(surrogates): correct it, write the values as text, or leave the column out"
     )

@@ -15,9 +15,10 @@ import pyarrow.ipc
 
 from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.formats.batches import Chat, prompt_of_body
+from specdist.data.formats.columns import is_list, is_text
 from specdist.data.formats.input_rows import InputRows
-from specdist.data.formats.inputs import KINDS, check_split, describe_columns, find_files, read_inputs
-from specdist.data.formats.json_columns import JsonError, holds, holds_json
+from specdist.data.formats.inputs import check_split, describe_columns, find_files, read_inputs
+from specdist.data.formats.json_columns import JsonError, holds_json
 from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import (
     TOOLS,
@@ -27,9 +28,8 @@ from specdist.data.formats.messages import (
     why_not_text,
     why_not_turns,
 )
-from specdist.data.formats.text import is_list, is_text, text_as_bytes
 from specdist.data.store.copies import fetched
-from specdist.data.store.files import FileStamp, WatchedFiles
+from specdist.data.store.files import WatchedFiles
 from specdist.utils.errors import UserError
 
 
@@ -72,17 +72,6 @@ class Prompts:
         return self.watched.fingerprint()
 
     @property
-    def columns_with_own_keys(self) -> list[str]:
-        """Columns whose objects have keys of their own, and had those of all rows in earlier versions."""
-        is_text = self.files[0].name.endswith(KINDS["JSONL"])
-        return [
-            field.name
-            for field in self.schema
-            if (is_text and isinstance(field.type, pa.JsonType))
-            or (field.name == self.column and self.is_chat and _has_inner_structs(field.type))
-        ]
-
-    @property
     def has_tools(self) -> bool:
         """Whether there is a column of tools for the chat template."""
         return self.is_chat and not self.is_batch and TOOLS in {*self.schema.names} - {self.column}
@@ -117,8 +106,7 @@ class Prompts:
             return sum(self._begins_with(row, text) for row in range(num_rows))
         self._check_files(0, num_rows)
         column = self.rows.read(0, num_rows, [self.column]).column(0)
-        values = (value for chunk in column.chunks for value in text_as_bytes(chunk).to_pylist())
-        return sum(value is not None and value.startswith(text.encode()) for value in values)
+        return sum(value is not None and value.startswith(text) for value in column.to_pylist())
 
     def _begins_with(self, row: int, text: str) -> bool:
         try:
@@ -172,11 +160,11 @@ class Prompts:
         return groups
 
     def values(self, option: str, column: str) -> Iterator[Any]:
-        """A column's value in every row. Raises :class:`UserError`, which names the ``option``, for bad text
-        or JSON in one of them."""
+        """A column's value in every row. Raises :class:`UserError`, which names the ``option``, for bad JSON
+        in one of them."""
         try:
             yield from self.rows.values(column)
-        except (UnicodeDecodeError, JsonError) as error:
+        except JsonError as error:
             row, reason = next(filter(None, (self._damage(column, row) for row in range(self.num_rows))))
             raise UserError(f"{option} {column}: row {row} cannot be read ({reason}): correct it") from error
 
@@ -251,8 +239,6 @@ class Prompts:
         self._check_files(row, row + 1)
         try:
             return self.rows.row(row, [column])[column]
-        except UnicodeDecodeError as error:
-            raise RowError(f"{column} is not valid UTF-8: {error.reason}") from error
         except JsonError as error:
             raise RowError(f"{column} is not valid JSON: {error}") from error
 
@@ -266,7 +252,7 @@ class Prompts:
 
 def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
     """The bytes of every prompt; a chat's are those of all strings in its messages."""
-    return [_bytes_in(value) for chunk in prompts.chunks for value in text_as_bytes(chunk).to_pylist()]
+    return list(map(_bytes_in, prompts.to_pylist()))
 
 
 def _bytes_in(value: Any) -> int:
@@ -274,7 +260,7 @@ def _bytes_in(value: Any) -> int:
         return sum(map(_bytes_in, value.values()))
     if isinstance(value, list):
         return sum(map(_bytes_in, value))
-    return len(value) if isinstance(value, bytes) else 0
+    return len(value.encode()) if isinstance(value, str) else 0
 
 
 def open_prompts(
@@ -284,7 +270,6 @@ def open_prompts(
     messages_column: str | None,
     has_turns: bool = False,
     limit: int | None,
-    known: Sequence[FileStamp] = (),
     cache_dir: str | None = None,
 ) -> Prompts:
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
@@ -292,7 +277,6 @@ def open_prompts(
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
     two columns; with ``has_turns`` the messages are texts of the user's turns.
-    Files that are ``known`` by their content were checked before, and are not decoded as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
@@ -305,8 +289,7 @@ def open_prompts(
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
-    found = read_inputs(files, column, are_known=lambda: watched.are(known), cache_dir=cache_dir)
-    watched.know(found.stamps)
+    found = read_inputs(files, column)
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
@@ -364,11 +347,6 @@ def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
 def _is_text(kind: pa.DataType) -> bool:
     """Whether its values are text; whether those of JSON are, each row tells."""
     return is_text(kind) or isinstance(kind, pa.JsonType)
-
-
-def _has_inner_structs(messages: pa.DataType) -> bool:
-    message = messages.value_type if is_list(messages) else messages
-    return pa.types.is_struct(message) and any(holds(field.type, pa.types.is_struct) for field in message)
 
 
 def _check_turns_type(field: pa.Field) -> None:

@@ -225,12 +225,6 @@ class Watch:
         """Whether its process has ended, or its file has not changed for too long."""
         return self.is_at_work(replica) is False
 
-    def is_suspect(self, replica: str) -> bool:
-        """Whether its file was the same at looks that were more than two beats apart."""
-        last = self._sightings.get(beat_path(self._folder, replica))
-        missed_s = BEATS_MISSED * self._silent_after_s / BEATS_PER_SILENCE
-        return last is not None and last.seen_at - last.since > missed_s
-
     def is_at_work(self, replica: str) -> bool | None:
         """False if it is gone, True if its process lives or its file has changed since the last look, None if
         another look is needed."""

@@ -66,17 +66,6 @@ class View:
         return [(place[0], lease) for place, lease in self._places if place[1] is not None]
 
     @functools.cached_property
-    def fresh_sub_shards(self) -> list[tuple[int, Lease]]:
-        """The sub-shards that nobody has taken yet."""
-        return [(shard, lease) for shard, lease in self.sub_shards if lease.generation == 1]
-
-    @functools.cached_property
-    def held(self) -> dict[str, int]:
-        """The names of shards and sub-shards that were taken, some of them released since, with the shard."""
-        return {lease.name: place[0] for place, lease in self._places
-                if place[1] is None or lease.generation > 1}  # fmt: skip
-
-    @functools.cached_property
     def shards(self) -> dict[int, Lease]:
         """The leases of shards, by their numbers."""
         return {place[0]: lease for place, lease in self._places if place[1] is None}
@@ -199,10 +188,6 @@ class Leases:
         name = shard_name(shard)
         for lease in sorted(of_shard, key=lambda lease: (lease.name == name, lease.generation)):
             self._remove(lease)
-
-    def is_suspect(self, lease: Lease) -> bool:
-        """Whether the holder of another's lease may be gone, by what was seen so far."""
-        return lease in self._holders and self._watch.is_suspect(self._holders[lease][0])
 
     def is_leased(self, name: str) -> bool:
         """Whether there is any lease of the name, by a listing."""

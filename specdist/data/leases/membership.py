@@ -30,15 +30,9 @@ SETUP = "setup"
 TIDIER = "tidier"
 POLLS_PER_SILENCE = 20
 MAX_POLL_S = 0.5
-# Replicas that wait for each other look less often the more there are and the more each has to read, but
-# never so seldom that a look comes too late to tell silence.
-REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
+# The longer a listing is, the less often replicas look; but never too seldom to tell silence in time.
 S_PER_LISTED_FILE = 1.25e-3
-MAX_SILENCE_SHARE = 0.4
-# A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
-SILENCES_KEPT = 10
-# A replica that leaves looks at the heartbeats of so many others.
-MAX_TIDIED = 16
+MAX_SILENCE_SHARE = 0.35
 
 
 def replica_name() -> str:
@@ -58,13 +52,10 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         name: str | None = None,
-        folder: Path | None = None,
     ) -> None:
-        """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``folder``: of
-        leases and heartbeats, None for that in the output's."""
+        """``silent_after_s``: seconds without a heartbeat after which a replica is gone."""
         self.output = output
-        self._folder = folder or leases_in(output)
-        self._option = f"--output {output}" if folder is None else f"--leases {folder}"
+        self._folder = leases_in(output)
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
         self._is_waiting = False
@@ -89,7 +80,7 @@ class Membership:
                 if holding is not None and holding.replica == self.replica:
                     self.leases.release(lease, holding.rows)
         except OSError as error:
-            raise UserError(f"{self._option} cannot be written: {error}") from error
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
     def create_folder(self) -> None:
         """The folder of heartbeats and leases. Raises OSError."""
@@ -97,14 +88,13 @@ class Membership:
 
     def leave(self) -> None:
         """End the membership, after all leases were released."""
-        now = self._newest_beat_s()
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
             self.show_waiting(False)
             if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
                 self._tidier_path.unlink()
             # The last one to remove its heartbeat sees no other.
-            if not self.tidy(now):
+            if not self.tidy():
                 self._forget_setup()
 
     def withdraw(self) -> None:
@@ -128,61 +118,29 @@ class Membership:
     def _waiting_path(self, replica: str) -> Path:
         return self._folder / f"{replica}{WAITING_SUFFIX}"
 
-    def poll_s(self, num_files: int, *, num_replicas: int = 0, num_reads: int = 0) -> float:
-        """Seconds until the next look of a replica that waits for others; by chance a little more or less.
-
-        Args:
-            num_files: listed by a look.
-            num_replicas: that may wait for the same.
-            num_reads: of a look.
-        """
-        polls = max(1.0, min(num_replicas / REPLICAS_PER_POLL, MAX_POLLS), num_reads * POLLS_PER_READ)
-        poll_s = self._poll_s * polls + S_PER_LISTED_FILE * num_files
-        return min(poll_s, MAX_SILENCE_SHARE * self.silent_after_s) * random.uniform(0.8, 1.2)
+    def poll_s(self, num_files: int) -> float:
+        """Seconds until the next look, at so many files, of a replica that waits for others; by chance a
+        little more or less."""
+        return (self._poll_s + self.listing_s(num_files)) * random.uniform(0.8, 1.2)
 
     def listing_s(self, num_files: int) -> float:
         """Seconds from one listing of so many files to the next one of a replica that is at work."""
         return min(S_PER_LISTED_FILE * num_files, MAX_SILENCE_SHARE * self.silent_after_s)
 
     @contextlib.contextmanager
-    def setup(self, is_needless: Callable[[], bool] | None = None) -> Iterator[bool]:
-        """One replica at a time may change what belongs to all; the others wait, unless there is nothing that
-        they would change: see :meth:`is_settled`. Yields whether this one may."""
+    def setup(self) -> Iterator[None]:
+        """One replica at a time may change what belongs to all; the others wait."""
         try:
-            lease = self._turn(is_needless)
+            view = self.leases.look()
+            while (lease := self.take_setup(view)) is None:
+                self._sleep(self.poll_s(view.num_files))
+                view = self.leases.look()
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
         try:
-            yield lease is not None
+            yield
         finally:
-            if lease is not None:
-                self.leases.release(lease)
-
-    def _turn(self, is_needless: Callable[[], bool] | None) -> Lease | None:
-        while True:
-            if is_needless is not None and self.is_settled(is_needless):
-                return None
-            view = self.leases.look()
-            if (lease := self.take_setup(view)) is not None:
-                return lease
-            self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
-
-    def is_settled(self, is_needless: Callable[[], bool]) -> bool:
-        """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody
-        held the setup: then many that join need not wait one behind another.
-
-        This replica's heartbeat is older than what is looked at, so whoever takes the setup later sees it.
-        """
-        latest = self.leases.in_force(SETUP)
-        holding = None if latest is None else self.leases.holding(latest)
-        return (
-            latest is not None
-            and holding is not None
-            and holding.replica is None
-            and self._is_tidier_at_work()
-            and is_needless()
-            and self.leases.is_held(latest)
-        )
+            self.leases.release(lease)
 
     def take_setup(self, view: View) -> Lease | None:
         """Try once for what :meth:`setup` waits for."""
@@ -213,13 +171,16 @@ class Membership:
 
     def find_another(self) -> str | None:
         """Another replica that is at work, for a message; waits until it is certain that there is none."""
-        for name in self.others():
-            while (is_at_work := self.watch.is_at_work(name)) is None:
-                self._sleep(self._poll_s)
-            if is_at_work:
+        names = self.others()
+        while True:
+            are_at_work = {name: self.watch.is_at_work(name) for name in names}
+            for name in filter(are_at_work.get, names):
                 beat = self.watch.beat(name)
                 return str(beat.process) if beat else name
-        return None
+            names = [name for name in names if are_at_work[name] is None]
+            if not names:
+                return None
+            self._sleep(self._poll_s)
 
     def another_has_tidied(self) -> bool:
         """Whether another replica completed what crashes had left undone, and is at work; if not, this one is
@@ -239,40 +200,18 @@ class Membership:
         except OSError:
             return False
 
-    def tidy(self, now: float = 0.0) -> list[str]:
-        """Remove half-made leases, and the heartbeats of replicas that have ended, or have not beaten for so
-        long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
-        the clock of the file server; 0 if it is not known. Returns the others that had a heartbeat."""
+    def tidy(self) -> list[str]:
+        """Remove half-made leases, and the heartbeats of replicas that have ended, or are known to be silent;
+        one that was only paused writes its heartbeat anew. Returns the others that had a heartbeat."""
         for name in names_in(self._folder):
             if name.endswith(TEMPORARY_SUFFIX):
                 (self._folder / name).unlink(missing_ok=True)
         others = self.others()
-        chosen = random.sample(others, min(len(others), MAX_TIDIED))
-        vanished = {name for name in chosen if self._has_vanished(name, now)}
-        for name in vanished - self._holders() if vanished else ():
+        gone = {name for name in others if self.watch.is_gone(name)}
+        for name in gone - self._holders() if gone else ():
             for path in (beat_path(self._folder, name), self._waiting_path(name)):
                 path.unlink(missing_ok=True)
-        return [name for name in others if name not in vanished]
-
-    def _newest_beat_s(self) -> float:
-        """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if
-        it did not."""
-        try:
-            return beat_path(self._folder, self.replica).stat().st_mtime
-        except OSError:
-            return 0.0
-
-    def _has_vanished(self, name: str, now: float) -> bool:
-        """A replica that was only paused writes its heartbeat anew."""
-        beat = self.watch.beat(name)
-        if beat is None:
-            return False
-        is_alive = beat.process.is_alive()
-        try:
-            age_s = now - beat_path(self._folder, name).stat().st_mtime
-        except OSError:
-            return False
-        return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
+        return [name for name in others if name not in gone]
 
     def _holders(self) -> set[str | None]:
         """The holders of the leases in force, each of which is read."""

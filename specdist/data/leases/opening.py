@@ -12,7 +12,7 @@ from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
-from specdist.data.run.segments import check_continues, draft_fields, next_segment, segments_of
+from specdist.data.run.segments import next_segment
 from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
 from specdist.data.store.storage import StorePath
 from specdist.utils.errors import UserError
@@ -50,18 +50,6 @@ def open_run_folder(
     except OSError as error:
         raise UserError(f"--output {path} cannot be written: {error}") from error
     return folder
-
-
-def is_open(path: Path, manifest: Manifest, config_yaml: str) -> bool:
-    """Whether :func:`open_run_folder` without ``overwrite`` would change nothing of a run that is tidied."""
-    folder = RunFolder(path)
-    try:
-        old = folder.manifest
-        check_continues(old, manifest)
-        is_same_config = folder.config_path.read_bytes() == config_yaml.encode()
-    except (OSError, UserError):
-        return False
-    return is_same_config and draft_fields(manifest) == segments_of(old)[-1]["fingerprint"]
 
 
 def _take(

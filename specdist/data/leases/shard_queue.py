@@ -8,7 +8,7 @@ publishes them. Rows of a sub-shard that is gone without having been finished ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from specdist.data.leases.leases import (
@@ -19,20 +19,12 @@ from specdist.data.leases.leases import (
     sub_shard_name,
 )
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.shard_choice import FEW_REPLICAS, first_choices, watch_period, watched
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.run.segments import check_continues
 from specdist.data.store.files import writing
 from specdist.utils.errors import UserError
-
-# The number of shards that turn out to be leased until a replica looks anew; and of looks per attempt.
-MAX_LATE, MAX_LOOKS = 2, 8
-# Watched leases change after so many times the silence after which a replica counts as gone.
-PERIOD_IN_SILENCES = 2.5
-# Offered sub-shards that a replica tries to get at a time.
-MAX_TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -68,10 +60,8 @@ class ShardQueue:
         self._open = set(range(num_shards))
         self._mine: dict[int, Lease] = {}
         self._my_sub_shards: dict[str, LeasedShard] = {}
-        # The leases as last seen, and those watched since.
+        # The leases as last seen.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
-        self._num_watched = 0
-        self._watched: list[str] = []
         self.on_done_elsewhere = on_done_elsewhere
 
     @property
@@ -96,8 +86,7 @@ class ShardQueue:
 
     @property
     def is_last_leased(self) -> bool:
-        """Whether all open shards had leases when this replica looked last. Of many replicas, it may not know
-        of those that are complete; then some of them wait at the end, and tell."""
+        """Whether all open shards had leases when this replica looked last."""
         return all(shard in self._mine or shard in self._view.shards for shard in self._open)
 
     def look(self) -> View:
@@ -113,70 +102,18 @@ class ShardQueue:
         return self._view
 
     def _take(self) -> LeasedShard | None:
-        for _ in range(MAX_LOOKS):
-            view = self._leases.look()
-            self._view = view
-            leases = view.shards
-            if view.num_replicas <= FEW_REPLICAS:
-                return self._take_first(leases) or self._take_sub_shard(self._sub_shards())
-            is_out_of_date, taken = self._take_unleased(leases)
-            if taken is not None:
-                return taken
-            if not is_out_of_date:
-                fresh = [lease for shard, lease in view.fresh_sub_shards if shard in self._open]
-                tried = random.sample(fresh, min(len(fresh), MAX_TRIED))
-                return self._take_sub_shard(tried) or self._take_abandoned()
-        return None
-
-    def _take_first(self, leases: Mapping[int, Lease]) -> LeasedShard | None:
-        """The first shard that can be had, among few replicas."""
-        others = self._open_elsewhere()
-        self._num_watched = sum(shard in leases for shard in others)
-        for shard in others:
-            latest = leases.get(shard)
-            if latest is None and self._see_complete(shard):
-                continue
-            if (taken := self._lease(shard, latest)) is not None:
-                return taken
-        return None
-
-    def _take_unleased(self, leases: Mapping[int, Lease]) -> tuple[bool, LeasedShard | None]:
-        """A shard without a lease; and if there is none, whether to look again, since others were faster."""
-        if all(shard in leases for shard in self._open_elsewhere()):
-            return False, None
-        recorded = self._folder.recorded_shards()
+        view = self._view = self._leases.look()
+        elsewhere = self._open_elsewhere()
+        if any(shard not in view.shards for shard in elsewhere):
+            # Shards without a lease are complete, or nobody's.
+            recorded = self._folder.recorded_shards()
+            for shard in elsewhere:
+                if shard in recorded and shard not in view.shards:
+                    self._complete_elsewhere(shard)
         for shard in self._open_elsewhere():
-            if shard in recorded:
-                self._complete_elsewhere(shard)
-        unleased = [shard for shard in self._open_elsewhere() if shard not in leases]
-        for shard in first_choices(unleased, self._view.num_replicas)[:MAX_LATE]:
-            if (taken := self._lease(shard, None)) is not None:
-                return False, taken
-        return bool(unleased), None
-
-    def _take_abandoned(self) -> LeasedShard | None:
-        """A shard, or a sub-shard of one, whose holder released it or is gone."""
-        mine = {lease.name for lease in self._mine.values()} | self._my_sub_shards.keys()
-        view = self._view
-        held = [name for name in view.held if name not in mine]
-        replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
-        period = watch_period(self._membership.clock(), period_s, replica=replica)
-        chosen = watched(held, view.num_waiting, replica=replica, period=period)
-        # Whoever begins to watch one whose holder is gone knows so only after the whole silence.
-        chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
-        self._watched, self._num_watched = chosen, len(chosen)
-        for name in chosen:
-            latest, shard = view.latest[name], view.held[name]
-            if shard not in self._open:
-                continue
-            is_sub_shard = latest is not view.shards.get(shard)
-            taken = self._take_sub_shard([latest]) if is_sub_shard else self._lease(shard, latest)
-            if taken is not None:
+            if (taken := self._lease(shard, view.shards.get(shard))) is not None:
                 return taken
-        return None
-
-    def _is_suspect(self, name: str) -> bool:
-        return name in self._view.latest and self._leases.is_suspect(self._view.latest[name])
+        return self._take_sub_shard(self._sub_shards())
 
     def _sub_shards(self) -> list[Lease]:
         """The leases of sub-shards of open shards as last seen, without those of this replica: first those
@@ -265,7 +202,7 @@ class ShardQueue:
     @property
     def poll_s(self) -> float:
         """Seconds to wait after :meth:`take` found nothing."""
-        return self._membership.poll_s(self._view.num_files, num_reads=self._num_watched)
+        return self._membership.poll_s(self._view.num_files)
 
     def log(self, leased: LeasedShard, rows: Collection[int] | None = None) -> PartLog:
         """The part log of this lease, with those of ``rows`` that other logs of the shard have."""

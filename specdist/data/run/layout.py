@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.file_names import (
-    DECISIONS,
-    LEASES,
     RECORD_FILE,
     RUN_TAG,
     SHARD_FILE,
@@ -88,19 +86,12 @@ class RunLayout:
             stats=self.stats_path(shard),
             trace=self.trace_path(shard),
             record=self.record_path(shard),
-            decision=self._decision(shard),
         )
-
-    def _decision(self, shard: int) -> Path | None:
-        if self._known(LEASES) is None:
-            return None
-        return self.leases_path / f"{DECISIONS}-{self.run_tag}" / f"shard-{shard:05d}"
 
     @property
     def leases_path(self) -> Path:
         """The folder of leases and heartbeats."""
-        leases: str | None = self._known(LEASES)
-        return leases_in(self.path) if leases is None else Path(leases)
+        return leases_in(self.path)
 
     @property
     def run_tag(self) -> str:

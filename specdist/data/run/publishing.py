@@ -3,11 +3,6 @@
 Each replica writes the shard's files durably under names of its own: an *attempt*. Then the data's final name
 is created, which only one attempt can do. Its statistics, trace and completion record follow; after a crash,
 any replica finds them by the data's digest and goes on.
-
-A store may not be able to create an object exclusively. Then each replica uploads its data under a name of
-its own, and which of them it is to be is *decided* once and for all by a file in a folder that all replicas
-share, which the file server lets only one of them create. The chosen object is copied to the shard's name, by
-its writer or by any other replica: all who copy, however late, copy the same bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +24,10 @@ from specdist.data.store.files import (
     sealed,
     sha256_of,
     temporary_path,
-    unique_tag,
     write_durably,
 )
 from specdist.data.store.object_store import StoreError
-from specdist.data.store.storage import StorePath, cached
+from specdist.data.store.storage import cached
 from specdist.utils.json_values import parse_fields
 
 ROWS_PER_BATCH = 1024
@@ -67,8 +61,6 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
-    # Given with ``--leases``: see above.
-    decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:
         return self.data, self.stats, self.trace, self.record
@@ -129,9 +121,8 @@ class Attempt:
 
     def publish_data(self) -> bool:
         """False if another attempt's data was published, or this attempt's was removed."""
-        own, data, decision = self._own(self._paths.data), self._paths.data, self._paths.decision
         try:
-            return publish(own, data) if decision is None else _publish_decided(own, data, decision)
+            return publish(self._own(self._paths.data), self._paths.data)
         except FileNotFoundError:
             return False
 
@@ -169,8 +160,6 @@ class Attempt:
     @staticmethod
     def that_won(paths: ShardPaths) -> Attempt | None:
         """The attempt whose data was published, if its record was not yet."""
-        if paths.decision is not None:
-            _go_on(paths.data, paths.decision)
         try:
             num_bytes = paths.data.stat().st_size
         except StoreError:
@@ -207,38 +196,3 @@ def write_table(file: BinaryIO, table: pa.Table) -> None:
     options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
     with pa.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
-
-
-def _publish_decided(temporary: Path, path: Path, decision: Path) -> bool:
-    """Give a finished local file its name on a store; False if another's has been chosen, which then has the
-    name. Raises FileNotFoundError if ``temporary`` is gone."""
-    assert isinstance(path, StorePath)
-    own = path.with_name(temporary.name)
-    own.upload(temporary)
-    is_chosen = _decide(decision, own.name)
-    _go_on(path, decision)
-    own.unlink(missing_ok=True)
-    return is_chosen
-
-
-def _go_on(path: Path, decision: Path) -> None:
-    """If data has been chosen and has not its name yet, give it the name."""
-    assert isinstance(path, StorePath)
-    try:
-        chosen = decision.read_text()
-    except FileNotFoundError:
-        return
-    if not path.is_file():
-        # Not found: another replica did so, and removed what it had copied.
-        with contextlib.suppress(FileNotFoundError):
-            path.store.copy(path.with_name(chosen).key, path.key)
-
-
-def _decide(decision: Path, name: str) -> bool:
-    decision.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(decision, unique_tag())
-    temporary.write_text(name)
-    try:
-        return publish(temporary, decision)
-    finally:
-        temporary.unlink(missing_ok=True)

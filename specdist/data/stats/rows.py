@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from specdist.data.columns import OUTPUT_COLUMNS, columns_of, every_column, schema_of
-from specdist.data.formats.text import readable, without_lone_surrogates
 from specdist.data.stats.traces import TracedToken
 
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.
@@ -104,9 +103,8 @@ def shard_table(
     """The output of a shard: its input rows in order, each with ``num_samples`` completions, or with its own
     of these numbers.
 
-    ``inputs`` are the shard's rows from row_id ``first_row`` on; ``results`` come in any order. In invalid
-    UTF-8, which readers refuse, U+FFFD replaces the bad bytes. Raises ValueError unless there is exactly one
-    result for each sample of each row.
+    ``inputs`` are the shard's rows from row_id ``first_row`` on; ``results`` come in any order. Raises
+    ValueError unless there is exactly one result for each sample of each row.
     """
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
     counts = np.broadcast_to(np.asarray(num_samples), inputs.num_rows)
@@ -124,7 +122,7 @@ def shard_table(
     rows = None if (counts == 1).all() else row_ids - first_row
     schema = output_schema(inputs.schema, is_exact=is_exact, options=options)
     columns = [
-        readable(_repeated(inputs.column(field.name), rows))
+        _repeated(inputs.column(field.name), rows)
         if field.name in inputs.column_names
         else pa.array([_value(result, field.name) for result in ordered], field.type)
         for field in schema
@@ -161,5 +159,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _value(result: RowResult, name: str) -> object:
+    """A column's value; text has U+FFFD for each unpaired surrogate, which has no UTF-8."""
     value = getattr(result, name)
-    return without_lone_surrogates(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value

@@ -28,24 +28,11 @@ ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 logger = logging.getLogger(__name__)
 
 
-def leases_folder(path: Path, leases: str | None) -> Path | None:
-    """The folder of ``--leases`` in which replicas that write to this output meet: one of its own for each
-    output. Raises :class:`UserError` if the option has no effect."""
-    if leases is None:
-        return None
-    if not isinstance(path, StorePath):
-        raise UserError(
-            f"--leases {leases} has no effect on --output {path}: shards are leased in that folder itself: "
-            "leave it out; it is for an --output in a bucket"
-        )
-    return Path(leases).absolute() / path.cache_dir.name
-
-
-def check_output(path: Path, *, has_leases: bool = False, lease_timeout_s: float = math.inf) -> None:
+def check_output(path: Path, *, lease_timeout_s: float = math.inf) -> None:
     """Warns of a ``lease_timeout_s`` that is short for a store that does not answer now and then.
 
     Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission or a
-    bucket, or if objects cannot be created exclusively and no folder for leases is given.
+    bucket, or if objects cannot be created exclusively.
     """
     if not isinstance(path, StorePath):
         return
@@ -55,26 +42,26 @@ def check_output(path: Path, *, has_leases: bool = False, lease_timeout_s: float
             f"--output {path}: a run is not written to a hub piece by piece: give a folder or a bucket, and "
             "--push_to_hub owner/name, which uploads the finished data set"
         )
-    if protocol not in CONDITIONAL and not has_leases:
+    if protocol not in CONDITIONAL:
+        known = ", ".join(f"{name}://" for name in sorted(CONDITIONAL))
         raise UserError(
             f"--output {path}: {protocol}:// has no conditional writes, with which replicas lease shards: "
-            "name a folder that all of them share with --leases, or give --output a folder, or a URL of "
-            f"{', '.join(f'{name}://' for name in sorted(CONDITIONAL))}"
+            f"give --output a folder that all of them share, or a URL of {known}"
         )
     with explain(f"--output {path}", path):
-        is_exclusive = path.store.check((path / PROBE).key, unique_tag(), is_conditional=not has_leases)
-    if lease_timeout_s < SHORT_TIMEOUT_S and not has_leases:
+        is_exclusive = path.store.check((path / PROBE).key, unique_tag())
+    if lease_timeout_s < SHORT_TIMEOUT_S:
         logger.warning(
             "--lease_timeout %g: while the store of --output %s does not answer, replicas that only wait for "
             "it may count as gone, and others repeat their rows; the output stays the same; %g seconds or "
             "more avoid that",
             lease_timeout_s, path, SHORT_TIMEOUT_S,
         )  # fmt: skip
-    if not (is_exclusive or has_leases):
+    if not is_exclusive:
         raise UserError(
             f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "
-            "could lease the same shard: name a folder that all replicas share with --leases, or use a "
-            "server that has conditional writes (AWS S3, MinIO since 2024), or a folder"
+            "could lease the same shard: use a server that has conditional writes (AWS S3, MinIO since "
+            "2024), or a folder that all replicas share"
         )
 
 

@@ -11,7 +11,6 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -216,54 +215,29 @@ def sha256_of(path: Path) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True)
-class FileStamp:
-    """A file as it was when its content was read. ``sha256``: of the content, in hexadecimal digits."""
-
-    path: str
-    num_bytes: int
-    mtime_ns: int
-    inode: int
-    sha256: str
-
-
 class WatchedFiles:
     """Input files, which must not change while rows are read from them. To be made before they are opened.
 
-    A check compares a file's size and modification time, and reads it only if these differ.
+    A check compares a file's size, inode and modification time, and reads it only if these differ.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self._stamps = [stamp_of(file) for file in files]
-        self._digests: list[str] | None = None
-
-    def know(self, digested: Sequence[FileStamp]) -> None:
-        """Take the digests of files that this process has read just now, if they are these."""
-        if [replace(stamp, sha256="") for stamp in digested] == self._stamps:
-            self._digests = [stamp.sha256 for stamp in digested]
-
-    def are(self, known: Sequence[FileStamp]) -> bool:
-        """Whether they hold what these held when they were read. They are read for that: what copies or
-        edits a file can keep its size and time. Raises as :attr:`stamps` does."""
-        return bool(known) and [each.sha256 for each in known] == [each.sha256 for each in self.stamps]
-
-    @property
-    def stamps(self) -> list[FileStamp]:
-        """Stamps of all files, which are read once. Raises :class:`UserError` if one has changed."""
-        if self._digests is None:
-            self._digests = [_digest(file) for file in self._files]
-            if [stamp_of(file) for file in self._files] != self._stamps:
-                raise _changed(self._files[0])
-        return [replace(stamp, sha256=sha) for stamp, sha in zip(self._stamps, self._digests, strict=True)]
+        self._stamps = [_stamp(file) for file in files]
+        self._digests: list[bytes] | None = None
 
     def fingerprint(self) -> str:
-        """SHA-256 of the files' SHA-256s in order. Raises as :attr:`stamps` does."""
-        return hashlib.sha256(b"".join(bytes.fromhex(stamp.sha256) for stamp in self.stamps)).hexdigest()
+        """SHA-256 of the files' SHA-256s in order, each read once. Raises :class:`UserError` if one has
+        changed."""
+        if self._digests is None:
+            self._digests = [_digest(file) for file in self._files]
+            if [_stamp(file) for file in self._files] != self._stamps:
+                raise _changed(self._files[0])
+        return hashlib.sha256(b"".join(self._digests)).hexdigest()
 
     def check(self, index: int) -> None:
         """Raises :class:`UserError` if this file is gone or its content changed."""
-        file, stamp = self._files[index], stamp_of(self._files[index])
+        file, stamp = self._files[index], _stamp(self._files[index])
         if stamp == self._stamps[index]:
             return
         if self._digests is None or _digest(file) != self._digests[index]:
@@ -271,18 +245,18 @@ class WatchedFiles:
         self._stamps[index] = stamp
 
 
-def stamp_of(file: Path) -> FileStamp:
-    """A file's stamp without a digest. Raises :class:`UserError` if the file is gone."""
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """A file's size, inode and modification time. Raises :class:`UserError` if the file is gone."""
     try:
         found = file.stat()
     except OSError as error:
         raise _changed(file) from error
-    return FileStamp(str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino, "")
+    return found.st_size, found.st_ino, found.st_mtime_ns
 
 
-def _digest(file: Path) -> str:
+def _digest(file: Path) -> bytes:
     try:
-        return sha256_of(file).hex()
+        return sha256_of(file)
     except OSError as error:
         raise _changed(file) from error
 

@@ -158,14 +158,11 @@ class ObjectStore:
             if upload["Key"].startswith(f"{prefix}/"):
                 self._try(self._filesystem.abort_mpu, bucket, upload["Key"], upload["UploadId"])
 
-    def check(self, path: str, tag: str, *, is_conditional: bool = True) -> bool:
+    def check(self, path: str, tag: str) -> bool:
         """Create and remove an object beside ``path``; returns whether the store refuses to create it while
-        it exists, which is not tried unless ``is_conditional``. Raises as :meth:`read` does."""
+        it exists. Raises as :meth:`read` does."""
         probe = f"{path}.{tag}"
         try:
-            if not is_conditional:
-                self.write(probe, b"1")
-                return False
             return self.create(probe, b"1") and not self.create(probe, b"2")
         finally:
             self.remove(probe)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specdist.data.leases.leases import View
-from specdist.data.leases.shard_choice import split_off, sub_shards_wanted
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
@@ -31,6 +30,8 @@ from specdist.job.run.preflight import RunPlan
 LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
 # Looks on a store, where one takes as long as many passes.
 LOOKS_PER_SILENCE = 6
+# Most sub-shards of a shard that are offered at a time.
+MAX_FREE_SUB_SHARDS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -266,3 +267,25 @@ class WorkQueue:
         work.log.close()
         self._owner.dropped(work)
         self.shards.lost(work.leased)
+
+
+def sub_shards_wanted(num_waiting: int, num_leased: int) -> int:
+    """The sub-shards of a shard that should be free for others to take.
+
+    Args:
+        num_waiting: replicas that wait.
+        num_leased: shards that are leased: all that are offer sub-shards.
+    """
+    return min(-(-num_waiting // max(1, num_leased)), MAX_FREE_SUB_SHARDS)
+
+
+def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """Choose the rows of the next sub-shard among those that have not begun: half of a fair share, so that
+    sub-shards get smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly
+    over the order of the rows.
+
+    Args:
+        wanted: replicas to share with.
+    """
+    size = -(-len(pending) // (2 * (wanted + 1)))
+    return tuple(sorted(pending[index * len(pending) // size] for index in range(size)))

@@ -6,8 +6,8 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import STRUCT
-from specdist.data.formats.batches import BODY, CONSTRAINT, is_batch
-from specdist.data.formats.inputs import find_files, read_batch
+from specdist.data.formats.batches import BODY, CONSTRAINT, is_batch, read_batch
+from specdist.data.formats.inputs import find_files
 from specdist.data.store.copies import fetched
 from specdist.utils.errors import UserError
 
@@ -26,7 +26,7 @@ def batch_options(config: GenerateConfig) -> dict[str, Any]:
     except (OSError, UserError):
         # Told where the prompts are opened.
         return {}
-    batch, _, _ = read_batch(files, config.cache_dir)
+    batch, _ = read_batch(files)
     found: dict[str, Any] = {"prompt_column": BODY}
     if batch.options:
         found["row_options"] = [*(config.row_options or []), STRUCT]

@@ -11,14 +11,13 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
-from specdist.data.file_names import LEASES, RUN_TAG
+from specdist.data.file_names import RUN_TAG
 from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
 from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
-from specdist.data.store.access import leases_folder
 from specdist.data.store.files import unique_tag
-from specdist.data.store.storage import is_url, storage_path
+from specdist.data.store.storage import is_url
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
 from specdist.job.texts.template_clock import clock_info
@@ -31,8 +30,6 @@ from specdist.utils.packages import version_of
 
 # Stands for a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
 NGRAMS_OF_OWN_TOKENS = "prompt lookup in a sequence's own tokens"
-# The field of ``info`` for the prompts' files as they were when they were read.
-PROMPT_FILES = "prompt_files"
 # The field of ``info`` that tells whether ranks of the target have whole experts.
 EXPERT_PARALLEL = "expert_parallel"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
@@ -51,9 +48,8 @@ def run_manifest(
     info = {
         **({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),
         **_info(config, models, topology),
-        **_store_info(config),
+        **({RUN_TAG: unique_tag()} if is_url(config.output) else {}),
         **(clock_info() if prompts.is_chat else {}),
-        PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     fingerprint = run_fingerprint(
         config, prompts, shards, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
@@ -91,8 +87,6 @@ def run_fingerprint(
         **({} if config.turns_column is None else {"turns_column": config.turns_column}),
         # Earlier versions did not read it.
         **({"tools_column": TOOLS} if prompts.has_tools else {}),
-        # Runs of earlier versions gave every object the keys of all rows.
-        **({"own_keys": own_keys} if (own_keys := prompts.columns_with_own_keys) else {}),
         "num_rows": prompts.num_rows,
         "rows_per_shard": shards.rows_per_shard,
         "target": target.fingerprint(),
@@ -215,12 +209,3 @@ def draft_changes(config: GenerateConfig) -> str:
     if not config.is_exact or not config.uses_draft:
         return NEVER
     return ANY_TIME if config.is_coupled else BETWEEN_SHARDS
-
-
-def _store_info(config: GenerateConfig) -> dict[str, Any]:
-    """What the manifest's ``info`` has of a run in a bucket."""
-    if not is_url(config.output):
-        return {}
-    output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
-    leases = leases_folder(output, config.leases)
-    return {RUN_TAG: unique_tag()} | ({} if leases is None else {LEASES: str(leases)})

@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
-from specdist.data.file_names import LEASES
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.opening import is_open, open_run_folder
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.run.segments import COSTS, EARLIER_COSTS
-from specdist.data.store.access import check_output, leases_folder
-from specdist.data.store.files import FileStamp
+from specdist.data.store.access import check_output
 from specdist.data.store.storage import storage_path
 from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.restart import former_lone_row, former_replica, num_restarts
@@ -25,13 +22,12 @@ from specdist.job.ranks.topology import Topology
 from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prompt_encoder
-from specdist.job.run.manifest import PROMPT_FILES, run_manifest
+from specdist.job.run.manifest import run_manifest
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
 from specdist.job.totals.report import all_costs, check_results, frozen_costs
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
-from specdist.utils.json_values import from_fields
 
 # Fields of the manifest for restarts with less memory (specdist.job.ranks.restart): how the batch was made
 # smaller.
@@ -60,8 +56,7 @@ class RunPlan:
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
-    leases = leases_folder(output, config.leases)
-    check_output(output, has_leases=leases is not None, lease_timeout_s=config.lease_timeout)
+    check_output(output, lease_timeout_s=config.lease_timeout)
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
@@ -82,12 +77,10 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         output,
         silent_after_s=config.lease_timeout,
         name=former_replica(),
-        folder=leases,
     )
     overwrite = config.overwrite and not num_restarts()
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=overwrite)
     try:
-        _check_leases(folder, leases)
         check_results(folder)
     except UserError:
         membership.leave()
@@ -128,15 +121,13 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder, 
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
-    """Raises :class:`UserError` for a file that cannot be used. What a run in the output folder has checked
-    is not decoded as a whole again."""
+    """Raises :class:`UserError` for a file that cannot be used."""
     prompts = open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
         has_turns=config.turns_column is not None,
         limit=config.limit,
-        known=_known_files(storage_path(config.output, option="--output ", cache_dir=config.cache_dir)),
         cache_dir=config.cache_dir,
     )
     if config.chat_fingerprint and not prompts.is_chat:
@@ -149,28 +140,14 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
     return prompts
 
 
-def _known_files(output: Path) -> list[FileStamp]:
-    try:
-        found = Manifest.read(RunFolder(output).manifest_path).info.get(PROMPT_FILES, [])
-        return [from_fields(FileStamp, values) for values in found]
-    except (UserError, ValueError, TypeError):
-        return []
-
-
 def open_joined(
     membership: Membership, manifest: Manifest, config_yaml: str, *, overwrite: bool, is_shared: bool = True
 ) -> RunFolder:
     """Join the folder's replicas, and open it, new or resumed. Raises :class:`UserError`, also if another
     replica is at work and the folder is not shared."""
     membership.join()
-
-    def is_needless() -> bool:
-        return is_shared and not overwrite and is_open(membership.output, manifest, config_yaml)
-
     try:
-        with membership.setup(is_needless) as is_turn:
-            if not is_turn:
-                return RunFolder(membership.output)
+        with membership.setup():
             if not is_shared and (other := membership.find_another()) is not None:
                 raise UserError(
                     f"--output {membership.output} is being written by {other}: wait until that process has "
@@ -225,17 +202,3 @@ def usable_costs(run: RunPlan, *, keeps_doubtful: bool) -> CostModel | None:
     """The costs that a restart goes on with; None where they are to be measured."""
     found = frozen_costs(run.folder)
     return None if found is None or (found.doubt and not keeps_doubtful) else found
-
-
-def _check_leases(folder: RunFolder, leases: Path | None) -> None:
-    """Raises :class:`UserError` if this replica leases shards in another folder than the run's others do."""
-    theirs = folder.manifest.info.get(LEASES)
-    if theirs == (None if leases is None else str(leases)):
-        return
-    remedy = "leave --leases out" if theirs is None else f"give --leases {Path(theirs).parent}"
-    mine = "in --output itself" if leases is None else f"in --leases {leases.parent}"
-    others = "in --output itself" if theirs is None else f"in --leases {Path(theirs).parent}"
-    raise UserError(
-        f"--output {folder.path}: its replicas lease shards {others}, but this one would lease them {mine}, "
-        f"and two replicas could generate the same shard: {remedy}"
-    )

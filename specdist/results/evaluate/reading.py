@@ -11,10 +11,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.formats.converted import text_rows
 from specdist.data.formats.inputs import describe_columns
 from specdist.data.formats.json_columns import rows_of
-from specdist.data.formats.jsonl import JsonRows, PromptColumn
+from specdist.data.formats.jsonl import PromptColumn, read_json
 from specdist.data.run.manifest import Manifest
 from specdist.data.stats.rows import EXACT_METADATA
 from specdist.results.runs import load_run
@@ -87,7 +86,7 @@ def _read_merged(path: Path) -> pa.Table:
         if path.suffix == ".parquet":
             return pa.parquet.read_table(path)
         if path.suffix == ".jsonl":
-            return text_rows([path], JsonRows([path], PromptColumn("", is_chat=False)), None)[0]
+            return read_json([path], PromptColumn("", is_chat=False))
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read (damaged or truncated?): {error}") from error

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.config.arguments import resolved_yaml
+from specdist.data.formats.columns import is_text
 from specdist.data.formats.prompts import Prompts
-from specdist.data.formats.text import is_text
 from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
