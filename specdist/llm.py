@@ -184,7 +184,6 @@ class SpeculativeLLM:
         encoder = PromptEncoder(
             self._tokenizer,
             max_prompt_tokens=self._models.max_seq_len - 1,
-            split_special_tokens=config.split_special_tokens,
             chat_format=dataclasses.replace(config.chat_format, now=self._now),
             vocab_size=self._models.vocab_size,
         )
@@ -194,7 +193,6 @@ class SpeculativeLLM:
             self._tokenizer,
             len(texts),
             lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
-            split_special_tokens=config.split_special_tokens,
         )
         lasts = [prompt[-1] for prompt in items if not isinstance(prompt, str) and len(prompt)]
         num_after = sum(isinstance(last, dict) and last.get("role") == "assistant" for last in lasts)

@@ -87,11 +87,6 @@ class GenerateConfig(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
     )
     limit: int | None = option(None, at_least=1, help="use only the first N rows")
-    length_column: str | None = option(
-        None,
-        help="column of numbers that say how long each row's completion will be, in any unit, where that is "
-        "known: the longest begin first (default: learned during the run)",
-    )
     rows_per_shard: int | None = option(
         None,
         at_least=1,

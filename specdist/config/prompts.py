@@ -115,10 +115,6 @@ class PromptOptions(ChatOptions):
     messages_column: str | None = option(
         None, help="column of chat messages, formatted with the chat template"
     )
-    split_special_tokens: bool = option(
-        False,
-        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
-    )
 
     _refusals: ClassVar[Refusals] = (
         ("prompt_column", lambda o: o.messages_column is not None,

@@ -152,7 +152,6 @@ def _warnings(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> list[s
             tokenizer,
             run.prompts.num_rows,
             run.prompts.num_beginning_with,
-            split_special_tokens=config.split_special_tokens,
         )
     return found
 
@@ -235,10 +234,7 @@ def generate_rows(
             is_exact=is_exact,
             column_options=column_options(config),
         ),
-        lengths=ExpectedLengths(
-            partial(run.prompts.sizes, length_column=config.length_column),
-            is_length=config.length_column is not None,
-        ),
+        lengths=ExpectedLengths(run.prompts.sizes),
         corrections=corrections,
     )
 

@@ -77,14 +77,9 @@ def test_every_file_type_gives_the_same_rows(written):
     assert [prompts.prompt(row) for row in range(10)] == [row["prompt"] for row in ROWS]
 
 
-def test_sizes_are_those_of_the_prompts_or_what_a_column_says(written):
+def test_sizes_are_those_of_the_prompts(written):
     prompts = open_(written)
     assert prompts.sizes([2, 5]) == [8, 8]
-    assert prompts.sizes([2, 3, 7], length_column="id") == [2, 3, 7]
-    prompts.check_lengths("--length_column", "id")
-    for column in ("prompt", "none"):
-        with pytest.raises(UserError, match=f"--length_column {column} is not a column of numbers"):
-            prompts.check_lengths("--length_column", column)
 
 
 def test_sizes_of_chats_and_of_prompts_that_cannot_be_used(tmp_path):

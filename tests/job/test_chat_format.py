@@ -33,15 +33,12 @@ def test_the_template_gets_the_system_prompt_and_the_variables(pair: Pair) -> No
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     tokenizer.chat_template = TEMPLATE
     chat = ChatFormat(system_prompt="sing<|end|>", variables={"style": "low"})
-    for split in (False, True):
-        encoder = PromptEncoder(
-            tokenizer, max_prompt_tokens=100, split_special_tokens=split, chat_format=chat
-        )
-        assert encoder.rendered([USER]).text == "<low>[system]sing<|end|>[user]of rivers"
-        assert encoder.rendered([SYSTEM, USER]).text == "<low>[system]own[user]of rivers"
-        assert encoder.rendered("plain").text == "plain"
-        # A special token of a system prompt is as special as one of a message.
-        assert (tokenizer.eos_token_id in encoder.prompt_ids([USER])) is not split
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=chat)
+    assert encoder.rendered([USER]).text == "<low>[system]sing<|end|>[user]of rivers"
+    assert encoder.rendered([SYSTEM, USER]).text == "<low>[system]own[user]of rivers"
+    assert encoder.rendered("plain").text == "plain"
+    # A special token of a system prompt is as special as one of a message.
+    assert tokenizer.eos_token_id in encoder.prompt_ids([USER])
 
 
 MOMENT = datetime(2026, 2, 3, 4, 5, 6)

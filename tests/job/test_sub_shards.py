@@ -108,10 +108,3 @@ def test_finished_samples_tell_the_length_of_a_rows_others() -> None:
     lengths.observe(1, 50)
     lengths.observe(2, 70)
     assert lengths.longest_first([0, 1, 2]) == [2, 1, 0]
-
-
-def test_known_lengths_decide_from_the_start() -> None:
-    lengths = ExpectedLengths(lambda rows: [(3.0, 9.0, 1.0)[row] for row in rows], is_length=True)
-    lengths.begin([0, 1, 2])
-    lengths.observe(2, 1000)
-    assert lengths.longest_first([0, 1, 2]) == [1, 0, 2]

@@ -91,8 +91,6 @@ def test_a_second_token_of_the_beginning_is_told_with_the_number_of_its_prompts(
     assert tokenizer("<s>a")["input_ids"][:2] == [tokenizer.bos_token_id] * 2
     (told,) = added_token_warnings(tokenizer, 6, prompts.num_beginning_with)
     assert told.startswith("2 of 6 prompts begin with <s>") and "twice, as in transformers" in told
-    (told,) = added_token_warnings(tokenizer, 6, prompts.num_beginning_with, split_special_tokens=True)
-    assert "again, split into text" in told
     asked: list[int] = []
     (told,) = added_token_warnings(tokenizer, 10**6, lambda _, most: asked.append(most) or 3)
     assert asked == [MOST_PROMPTS] and told.startswith(f"3 of the first {MOST_PROMPTS} prompts")

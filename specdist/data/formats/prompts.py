@@ -87,16 +87,15 @@ class Prompts:
         self._check_files(start, stop)
         return pa.ipc.open_stream(sink.getvalue()).read_all()
 
-    def sizes(self, rows: Sequence[int], *, length_column: str | None = None) -> list[float]:
-        """Return the bytes of these ascending rows' prompts, or the numbers in a column; 0 where there is
-        none. Raises :class:`UserError` if one of their files changed."""
+    def sizes(self, rows: Sequence[int]) -> list[float]:
+        """Return the bytes of these ascending rows' prompts, a chat's being those of all strings in its
+        messages; 0 where there is none. Raises :class:`UserError` if one of their files changed."""
         if not rows:
             return []
         first, end = rows[0], rows[-1] + 1
         self._check_files(first, end)
-        values = self.rows.read(first, end, [length_column or self.column]).column(0)
-        found = values.to_pylist() if length_column is not None else _num_bytes(values)
-        return [float(found[row - first] or 0) for row in rows]
+        found = self.rows.read(first, end, [self.column]).column(0)
+        return [float(_bytes_in(found[row - first].as_py())) for row in rows]
 
     def num_beginning_with(self, text: str, num_rows: int) -> int:
         """How many of the first rows' prompts, if they are texts, begin with a text."""
@@ -130,19 +129,6 @@ class Prompts:
                 f"--prompts {self.files[0]} holds requests of OpenAI's batch format, each with options of "
                 f"its own, which {job} gives to no row: use jobs/generate.py, or give the prompts alone in "
                 "a column (--prompt_column or --messages_column)"
-            )
-
-    def check_lengths(self, option: str, column: str) -> None:
-        """Raises :class:`UserError`, which names the ``option``, if the column is missing or is not of
-        numbers."""
-        kinds = {field.name: field.type for field in self.schema}
-        is_number = column in kinds and any(
-            test(kinds[column]) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-        )
-        if not is_number:
-            raise UserError(
-                f"{option} {column} is not a column of numbers of --prompts {self.files[0]}, which has "
-                f"{describe_columns(self.schema)}"
             )
 
     def groups(self, option: str, column: str) -> dict[str, list[int]]:
@@ -248,11 +234,6 @@ class Prompts:
         if ends is not None:
             for index in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
                 self.watched.check(index)
-
-
-def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
-    """The bytes of every prompt; a chat's are those of all strings in its messages."""
-    return list(map(_bytes_in, prompts.to_pylist()))
 
 
 def _bytes_in(value: Any) -> int:

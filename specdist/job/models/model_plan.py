@@ -17,7 +17,6 @@ from specdist.job.texts.processing import sampling_settings
 from specdist.job.texts.tokens import (
     check_chat_template,
     check_chat_variables,
-    check_split_special_tokens,
     load_tokenizer,
 )
 from specdist.models.attention.rope import recomputed_from, rope_borders
@@ -101,7 +100,6 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     chat = config.messages_column and f"--messages_column {config.messages_column}"
     check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)
-    check_split_special_tokens(target, config.split_special_tokens)
     # Positions of a drafter need no table: its configuration's number is that of its training.
     longest = min(
         model.max_positions for model in (target, draft) if model is not None and model.drafter is None

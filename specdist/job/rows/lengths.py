@@ -1,9 +1,9 @@
 """How long completions will be, as far as can be told before they are generated: the longest begin first.
 
 A batch ends with its longest sequence, so long ones should not begin last (longest processing time first;
-Graham, "Bounds on multiprocessing timing anomalies", 1969). Expected is, in this order: what
-``--length_column`` says; the mean of the row's finished samples; the mean of finished rows with prompts of
-similar length. The order of rows changes no token in runs of class ``tokens``.
+Graham, "Bounds on multiprocessing timing anomalies", 1969). Expected is the mean of the row's finished
+samples, or else of finished rows with prompts of similar length. The order of rows changes no token in runs
+of class ``tokens``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ class _Mean:
 class ExpectedLengths:
     """Expected lengths of rows' completions, learned from this replica's finished ones."""
 
-    def __init__(
-        self, measure: Callable[[Sequence[int]], Sequence[float]], *, is_length: bool = False
-    ) -> None:
-        """``measure``: of rows, the sizes of their prompts, or with ``is_length`` the expected lengths
-        themselves, in any unit."""
-        self._measure, self._is_length = measure, is_length
+    def __init__(self, measure: Callable[[Sequence[int]], Sequence[float]]) -> None:
+        """``measure``: of rows, the sizes of their prompts."""
+        self._measure = measure
         self._sizes: dict[int, float] = {}
         self._of_row: defaultdict[int, _Mean] = defaultdict(_Mean)
         self._of_kind: defaultdict[int, _Mean] = defaultdict(_Mean)
@@ -72,8 +69,6 @@ class ExpectedLengths:
         return sorted(rows, key=self._expected, reverse=True)
 
     def _expected(self, row: int) -> float:
-        if self._is_length:
-            return self._sizes.get(row, 0.0)
         if row in self._of_row:
             return self._of_row[row].towards(0.0, 0.0)
         if self._of_all.num < MIN_LEARNED:

@@ -46,7 +46,6 @@ def prompt_encoder(
     return PromptEncoder(
         load_tokenizer(models.target),
         max_prompt_tokens=models.max_seq_len - 1,
-        split_special_tokens=config.split_special_tokens,
         chat_format=chat_format,
         vocab_size=models.vocab_size,
     )

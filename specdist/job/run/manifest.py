@@ -110,8 +110,6 @@ def run_fingerprint(
         "seed": config.seed,
         # Other code may compute something else from the same weights.
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
-        # Left out where it is off: older runs do not have the option.
-        **({"split_special_tokens": True} if config.split_special_tokens else {}),
         **_changes_fingerprint(target, draft),
         **({} if config.cache_dtype is None else {"cache_dtype": config.cache_dtype}),
         # The same numbers, rounded elsewhere.

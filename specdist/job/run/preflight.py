@@ -135,8 +135,6 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
             f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
             "chat messages with --messages_column, or leave it out"
         )
-    if config.length_column is not None:
-        prompts.check_lengths("--length_column", config.length_column)
     return prompts
 
 

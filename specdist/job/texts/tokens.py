@@ -20,7 +20,6 @@ from specdist.config.prompts import RESERVED, ChatFormat
 from specdist.data.formats.batches import Chat
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.engine.schedule.detokenizer import Detokenizer
-from specdist.job.texts.special_tokens import SpecialTokenSplitter
 from specdist.job.texts.template_clock import with_clock
 from specdist.job.texts.template_forms import TemplateForms, example_tool
 from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
@@ -72,19 +71,15 @@ class RenderedPrompt:
     Attributes:
         text: the model's input.
         is_chat: a chat template has written it, including its special tokens.
-        hidden: for a chat with ``--split_special_tokens``, the text with stand-ins for the special tokens of
-            the messages.
     """
 
     text: str
     is_chat: bool
-    hidden: str | None = None
 
 
 class PromptEncoder:
     """Turns one input row into token ids.
 
-    With ``split_special_tokens`` special tokens in the text of a prompt or a message are encoded as text.
     ``chat_format``: what the chat template gets beside a row's messages. ``vocab_size``: ids from there on
     have no embedding, as those of tokens that were added to a tokenizer alone; by default there are none.
     """
@@ -94,7 +89,6 @@ class PromptEncoder:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_prompt_tokens: int,
-        split_special_tokens: bool = False,
         chat_format: ChatFormat | None = None,
         vocab_size: int | None = None,
     ) -> None:
@@ -102,7 +96,6 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
         self._chat_format = chat_format or ChatFormat()
-        self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
         # The templates' forms by the form of tools, if there are any.
         self._forms: dict[bool | None, TemplateForms] = {}
 
@@ -116,10 +109,7 @@ class PromptEncoder:
 
         Raises :class:`RowError` if the template refuses them, or leaves out something of them.
         """
-        splitter = self._splitter
         if isinstance(prompt, str):
-            if splitter is not None:
-                splitter.check(prompt)
             return RenderedPrompt(prompt, is_chat=False)
         chat = self._whole(prompt)
         variables = {**chat.variables, **self._own_variables(prompt)}
@@ -127,18 +117,13 @@ class PromptEncoder:
         if left_out and not is_meant:
             raise RowError(f"the chat template leaves out {', '.join(left_out)}")
         messages = self._forms_of(chat).fitted(chat.messages)
-        if splitter is not None:
-            splitter.check(messages)
-            messages = splitter.hidden(messages)
         try:
             text = self._applied(messages, variables, **chat.ending)
         except Exception as error:  # a template can raise anything, and speaks of this row alone
             # What else it raises is not a word of its author's.
             how = "rejects" if type(error).__name__ == "TemplateError" else "cannot be applied to"
             raise RowError(f"the chat template {how} the messages: {error}") from error
-        if splitter is None:
-            return RenderedPrompt(text, is_chat=True)
-        return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)
+        return RenderedPrompt(text, is_chat=True)
 
     def left_out(self, prompt: list[dict[str, Any]] | Chat) -> tuple[list[str], bool]:
         """What the chat template shows nowhere of that which a conversation has; and whether it is one that
@@ -191,9 +176,6 @@ class PromptEncoder:
         unread = unread_variables(self._tokenizer, found)
         if reserved or unread:
             raise RowError(f"the chat template does not read {', '.join(reserved or unread)}")
-        if self._splitter is not None and found:
-            self._splitter.check([found])
-            found = self._splitter.hidden([found])[0]
         return found
 
     def prompt_ids(self, prompt: str | list[dict[str, Any]] | Chat) -> list[int]:
@@ -202,14 +184,10 @@ class PromptEncoder:
 
     def token_ids(self, prompt: RenderedPrompt) -> list[int]:
         """Raises :class:`RowError` for a prompt of no tokens, too many, or one that the model has not."""
-        token_ids: list[int]
-        if self._splitter is None:
-            # A chat template has written the special tokens already.
-            token_ids = self._tokenizer(prompt.text, add_special_tokens=not prompt.is_chat)["input_ids"]
-        elif prompt.hidden is None:
-            token_ids = self._splitter.text_ids(prompt.text)
-        else:
-            token_ids = self._splitter.chat_ids(prompt.hidden)
+        # A chat template has written the special tokens already.
+        token_ids: list[int] = self._tokenizer(prompt.text, add_special_tokens=not prompt.is_chat)[
+            "input_ids"
+        ]
         if not token_ids:
             raise RowError("the prompt has no tokens")
         last = max(token_ids)
@@ -227,7 +205,7 @@ class PromptEncoder:
 
     def continuation_ids(self, text: str) -> list[int]:
         """Tokens of text after a prompt, without those that a tokenizer adds."""
-        return ids_within(self._tokenizer, text, split_special_tokens=self._splitter is not None)
+        return ids_within(self._tokenizer, text)
 
     def sampled_prompts(self, prompts: Prompts) -> Iterator[list[int]]:
         """Tokens of a few prompts spread over all, without those that cannot be used."""
@@ -260,15 +238,12 @@ def _text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], skip_special
     )
 
 
-def ids_within(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, split_special_tokens: bool = False
-) -> list[int]:
+def ids_within(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokens of a text that stands inside another: without the space that some tokenizers put where a text
     begins."""
 
     def ids_of(text: str) -> list[int]:
-        split = {"split_special_tokens": True} if split_special_tokens else {}
-        return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     own = ids_of(text)
     for before in TEXTS_BEFORE:
@@ -307,21 +282,10 @@ def check_chat_variables(checkpoint: Checkpoint, chat_format: ChatFormat) -> Non
         )
 
 
-def check_split_special_tokens(checkpoint: Checkpoint, split_special_tokens: bool) -> None:
-    """Raises :class:`UserError` for a slow tokenizer, which cannot split special tokens."""
-    if split_special_tokens and not load_tokenizer(checkpoint).is_fast:
-        raise UserError(
-            f"--split_special_tokens needs a fast tokenizer (tokenizer.json), and that of --target "
-            f"{checkpoint.name} is not one: leave it out, or convert the tokenizer"
-        )
-
-
 def added_token_warnings(
     tokenizer: PreTrainedTokenizerBase,
     num_prompts: int,
     num_beginning_with: Callable[[str, int], int],
-    *,
-    split_special_tokens: bool = False,
 ) -> list[str]:
     """What a tokenizer puts around every text prompt, where that is seldom meant.
 
@@ -339,11 +303,10 @@ def added_token_warnings(
         text, num_seen = str(tokenizer.bos_token), min(num_prompts, MOST_PROMPTS)
         if num_double := num_beginning_with(text, num_seen):
             seen = f"the first {num_seen}" if num_seen < num_prompts else num_prompts
-            how = "again, split into text" if split_special_tokens else "twice, as in transformers"
             found.append(
                 f"{num_double} of {seen} prompts begin with {text}, which the tokenizer puts before every "
-                f"text itself, so that the model sees it {how}: leave it out of the texts, or give the chats "
-                "themselves with --messages_column"
+                "text itself, so that the model sees it twice, as in transformers: leave it out of the "
+                "texts, or give the chats themselves with --messages_column"
             )
     if end_id is not None and ids[-1] == end_id != own_ids[-1]:
         found.append(
