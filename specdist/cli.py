@@ -188,13 +188,12 @@ def _merge(parser: CommandParser) -> None:
 
     specdist merge runs/mine --output mine.parquet
 
-    The file's name says which format: .arrow, .parquet, .jsonl or .csv. In a .csv file lists and structures
-    are JSON texts. With --format openai the results of a run over requests of OpenAI's batch format are
-    written as that API does, one per request, into a .jsonl file.
+    The file's name says which format: .arrow, .parquet or .jsonl. With --format openai the results of a run
+    over requests of OpenAI's batch format are written as that API does, one per request, into a .jsonl file.
     """
     parser.add_argument("run", help="folder of the run, or its URL")
     parser.add_argument(
-        "--output", type=local_path, required=True, help="file to write: .arrow, .parquet, .jsonl or .csv"
+        "--output", type=local_path, required=True, help="file to write: .arrow, .parquet or .jsonl"
     )
     parser.add_argument(
         "--format", choices=["openai"], help="openai = results of OpenAI's batch format, into a .jsonl file"

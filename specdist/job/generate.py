@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -38,19 +39,20 @@ from specdist.job.run.preflight import (
     RunPlan,
     freeze_costs,
     plan_run,
-    usable_costs,
 )
 from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress
-from specdist.job.totals.report import cut_line, is_often_cut, total_stats, totals_document
+from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
 from specdist.utils.errors import USAGE_ERROR
 from specdist.utils.host import process_start_s
 
+# Of every prompt that stands for others, its last tokens are kept.
+NUM_TEXT_TOKENS = 128
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}
 
 logger = logging.getLogger(__name__)
@@ -126,9 +128,7 @@ def _generate_planned(
     )
     frozen = agree = None
     if run is not None:
-        keeps_doubtful = stays_frozen(config, topology, models)
-        frozen = usable_costs(run, keeps_doubtful=keeps_doubtful)
-        agree = partial(freeze_costs, run, keeps_doubtful=keeps_doubtful)
+        frozen, agree = frozen_costs(run.folder), partial(freeze_costs, run)
     replica = build_replica(plan, frozen, agree, activity)
     if run is not None and (advice := replica.advice) is not None:
         logger.warning("%s", advice)
@@ -163,16 +163,17 @@ def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> Wo
     if not config.needs_costs:
         return Workload(num_rows=num_completions)
     sampled = list(prompt_encoder(config, models, run.folder).sampled_prompts(run.prompts))
-    return Workload.of(
-        ((len(prompt_ids), config.max_new_tokens) for prompt_ids in sampled),
-        num_prompts=run.prompts.num_rows,
-        num_completions=num_completions,
-        prompts=sampled if models.has_experts else (),
+    lengths = [len(prompt_ids) + config.max_new_tokens // 2 for prompt_ids in sampled]
+    texts = (token_id for ids in sampled for token_id in ids[-NUM_TEXT_TOKENS:])
+    return Workload(
+        num_rows=num_completions,
+        num_context_tokens=int(statistics.median(lengths or [0])),
+        text_ids=tuple(texts) if models.has_experts else (),
     )
 
 
 def stays_frozen(config: GenerateConfig, topology: Topology, models: ModelPlan) -> bool:
-    """Whether the first costs decide to the end, doubtful or not: asynchronous blocks end where they say, and
+    """Whether the first costs decide to the end: asynchronous blocks end where they say, and
     where a seed fixes the tokens a restart has the same bytes."""
     return config.is_asynchronous and reproducibility(config, topology, models) == "tokens"
 

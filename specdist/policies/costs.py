@@ -104,7 +104,6 @@ class CostModel:
             on a rank of its own, a request to it and its reply; within one process, the host's work.
         synchronous, asynchronous: over the same number: what such drafting takes, the latter with branches,
             beyond its steps and the message: time of the host in which the draft's device stands still.
-        doubt: why the times may be wrong; empty without a reason.
     """
 
     target: Curve
@@ -113,10 +112,9 @@ class CostModel:
     message: Curve = field(default_factory=lambda: Curve([1], [0]))
     synchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
     asynchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
-    doubt: str = ""
 
     def scaled(self, of_target: float, of_drafting: float) -> CostModel:
-        """The costs if passes of the target and drafting take so many times as long; without a doubt."""
+        """The costs if passes of the target and drafting take so many times as long."""
         context = dataclasses.replace(
             self.context,
             target_row_ns=of_target * self.context.target_row_ns,
@@ -126,9 +124,7 @@ class CostModel:
         )
         names = ("draft", "synchronous", "asynchronous")
         drafting = {name: getattr(self, name).times(of_drafting) for name in names}
-        return dataclasses.replace(
-            self, target=self.target.times(of_target), context=context, doubt="", **drafting
-        )
+        return dataclasses.replace(self, target=self.target.times(of_target), context=context, **drafting)
 
     def drafting_ns(self, num_rows: int) -> float:
         """A synchronous draft step of so many sequences, with what drafting takes beyond its steps."""

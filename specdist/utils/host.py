@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -40,33 +38,6 @@ def process_start_s() -> float:
     if found is None:
         return time.time()
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - found[1] / TICKS_PER_S)
-
-
-class Waiting:
-    """How long this thread, and those that libraries have started to compute for it, have been ready to run
-    since now, but had no processor."""
-
-    def __init__(self) -> None:
-        self._before = _waiting_ns()
-
-    @property
-    def ns(self) -> int:
-        """Nanoseconds that the thread that waited most has waited; 0 where the system does not tell."""
-        waited = [ns - self._before.get(thread, ns) for thread, ns in _waiting_ns().items()]
-        return max(waited, default=0)
-
-
-def _waiting_ns() -> dict[str, int]:
-    """Nanoseconds by thread, since its start."""
-    found = {}
-    others = {str(thread.native_id) for thread in threading.enumerate()} - {str(threading.get_native_id())}
-    with contextlib.suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            # It may have ended.
-            with contextlib.suppress(OSError, IndexError):
-                if thread.name not in others:
-                    found[thread.name] = int((thread / "schedstat").read_text().split()[1])
-    return found
 
 
 def command_line(pid: int) -> list[str]:

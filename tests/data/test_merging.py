@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 from decimal import Decimal
@@ -72,20 +71,6 @@ def test_rows_survive_json_lines(folder: RunFolder, tmp_path: Path) -> None:
     last = rows[-1]
     assert (last["label"], last["raw"], last["when"]) == ("a", "/wA=", "2026-01-02T03:04:05")
     assert last["price"] == "1.20" and "☃" in path.read_text()
-
-
-def test_rows_survive_csv(folder: RunFolder, tmp_path: Path) -> None:
-    path = tmp_path / "merged.csv"
-    assert merge_run(folder, path) == NUM_ROWS * NUM_SAMPLES
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["row_id"] for row in rows[::NUM_SAMPLES]] == [str(row) for row in range(NUM_ROWS)]
-    assert [row["text"] for row in rows[::NUM_SAMPLES]] == [text or "" for text in TEXTS]
-    assert [json.loads(row["tags"]) for row in rows[::NUM_SAMPLES]] == [[{"name": text}] for text in TEXTS]
-    assert json.loads(rows[5]["completion_ids"]) == [2, 1]
-    last = rows[-1]
-    assert (last["label"], last["raw"], last["price"]) == ("a", "/wA=", "1.20")
-    assert last["when"].startswith("2026-01-02 03:04:05")
 
 
 NUM_SHARDS = 12

@@ -1,9 +1,8 @@
-"""Costs that were measured while the machine was busy: they are marked, measured again, and corrected."""
+"""Costs that were measured while the machine was busy: they are measured again, and corrected."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.costs import corrections, measuring, pass_times
+from specdist.job.costs import corrections, measuring
 from specdist.job.costs.corrections import Corrections
-from specdist.job.costs.measuring import ModelTimes
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.run.preflight import freeze_costs, plan_run
@@ -35,12 +33,11 @@ SAMPLED: dict[str, Any] = {"policy": "goodput", "temperature": 1.0, "max_num_seq
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the job measures is given, and nothing else depends on this machine's own load."""
-    names = ("measure_target", "measure_draft", "IMPLAUSIBLE")
+    names = ("measure_target", "measure_draft")
     for module, name in (
         *((measuring, name) for name in names), (corrections, "MANY_PASSES"), (pass_ratios, "LEAST_COMPARED"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr("specdist.utils.host._waiting_ns", dict)
     yield
 
 
@@ -48,70 +45,10 @@ def stats_of(output: Path) -> list[Stats]:
     return [Stats.from_json(each) for each in RunFolder(output).shard_stats()]
 
 
-def test_a_pass_whose_thread_waited_for_a_processor_is_doubtful_and_so_is_an_implausible_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Repeats that agree tell nothing, since a load that lasts makes all equally slow."""
-    waited = {"1": 0}
-
-    def timer(num_rows: int, num_tokens: int, context: int) -> int:
-        waited["1"] += share * 10
-        return 1000
-
-    for share, is_doubtful in ((0, False), (20, False), (90, True)):
-        monkeypatch.setattr("specdist.utils.host._waiting_ns", waited.copy)
-        times = pass_times.PassTimes(timer, num_rows=4, largest=8).timed(pass_times.always)
-        assert bool(times.doubt) == is_doubtful, share
-    whole = ModelTimes(COSTS.target, (0.0, 0.0))
-    assert not measuring.doubts(whole, whole, COSTS)
-    assert measuring.doubts(whole, whole._replace(doubt="busy"), COSTS) == "draft: busy"
-    slow = dataclasses.replace(COSTS, draft=COSTS.draft.times(331))
-    assert "a draft step of 8 tokens took" in measuring.doubts(whole, whole, slow)
-
-
-@pytest.mark.parametrize(("later_ns", "is_doubtful"), [(1000, False), (2000, True)])
-def test_passes_of_a_gpu_that_others_use_are_doubtful(later_ns: int, is_doubtful: bool) -> None:
-    """Only the first pass of a size, which prepares it, may take longer than the others."""
-    num_passes = Counter[int]()
-
-    def timer(num_rows: int, num_tokens: int, context: int) -> int:
-        num_passes[num_tokens] += 1
-        return {1: 9000, 2: 1000}.get(num_passes[num_tokens], later_ns)
-
-    times = pass_times.PassTimes(timer, num_rows=4, largest=8, prepares=True).timed(pass_times.always)
-    assert bool(times.doubt) == is_doubtful
-
-
-def test_doubtful_costs_are_marked_told_of_and_measured_again_at_the_next_start(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Alone it notices that a run keeps what a busy second has measured, or does so silently."""
-    output, step_ns = tmp_path / "run", [331_000_000]
-    give_in_turn(step_ns)
-    ended = run_here(**options | SAMPLED, output=output)
-    assert ended.code == 0 and "times are doubtful (a draft step of 4 tokens took 331.0 ms" in ended.stderr
-    assert (
-        "nothing was drafted: by the run's doubtful costs a draft step of 4 sequences takes 331.2"
-        in ended.stderr
-    )
-    assert all_costs(RunFolder(output))[0].doubt and not sum(
-        each.num_draft_tokens for each in stats_of(output)
-    )
-    for step_ns, expected_ns in (([1_000_000], 1_000_000), ([2_000_000], 1_000_000)):
-        # As if it had been stopped before it finished its last shard.
-        for path in output.glob("*/shard-00002.*"):
-            path.unlink()
-        give_in_turn(step_ns)
-        ended = run_here(**options | SAMPLED, output=output)
-        [costs] = all_costs(RunFolder(output))
-        assert ended.code == 0 and "are doubtful" not in ended.stderr
-        assert (costs.doubt, costs.draft.ns[0]) == ("", expected_ns) and stats_of(output)[2].num_draft_tokens
-
-
 def test_a_run_that_never_drafts_for_its_costs_measures_them_again_at_a_shards_border(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Alone it notices that a false cost, which nobody doubts, is used to a run's end."""
+    """Alone it notices that a false cost is used to a run's end."""
     assert run_here(generate_after_a_busy_start, **options | SAMPLED, output=tmp_path / "run").code == 0
     check_corrected(tmp_path / "run", [0, 1, 1])
 

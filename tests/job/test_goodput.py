@@ -27,8 +27,6 @@ def test_costs_are_measured_once_and_frozen(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "run"
-    # Whatever else runs here.
-    monkeypatch.setattr("specdist.job.costs.measuring.doubts", lambda *_, **__: "")
     assert run_here(**options, policy="goodput", output=output).code == 0
     assert read_output(output)["completion_ids"] == read_output(greedy[0])["completion_ids"]
     info = manifest_info(output)

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from specdist.job.costs.pass_times import Budget, PassTimes, always, context_slopes
-from specdist.job.run.workload import Workload
 from specdist.policies.costs import Curve
 
 NUM_ROWS, PER_ROW = 8, 21
@@ -58,7 +57,7 @@ def test_nothing_is_timed_that_would_end_after_the_budget(share: float) -> None:
     counts = []
     for total_ns in range(0, 400_000, 7_000):
         device = Device(3000, 100)
-        device.budget.raise_to(total_ns)
+        device.budget.total_ns = total_ns
         device.times().timed(device.budget.until(share))
         first_ns = sum(device.ns(*each) for each in device.passes[:2])
         assert device.now_ns <= max(first_ns, share * total_ns)
@@ -87,18 +86,6 @@ def test_the_bend_of_a_mixture_of_experts_is_found(num_rows: int) -> None:
     assert line < 0.85 * experts_ns(5)
 
 
-def test_the_budget_grows_with_the_work_that_the_prompts_promise() -> None:
-    """8 rows of 10 tokens: 10 passes of 8 tokens, and prompts at the price of further tokens."""
-    curve = Curve([8, 32], [1000, 1600])
-    work = Workload.of([(30, 10)] * 2, num_prompts=8)
-    assert (work.num_rows, work.num_context_tokens) == (8, 35)
-    assert (work.num_prompt_tokens, work.num_new_tokens) == (240, 80)
-    assert work.ns(curve, num_slots=32) == 10 * 1000 + 240 * 25
-    assert work.rows_at_a_time(32) == 8 and work.rows_at_a_time(4) == 4
-    samples = Workload.of([(30, 10)], num_prompts=8, num_completions=24)
-    assert (samples.num_rows, samples.num_prompt_tokens, samples.num_new_tokens) == (24, 240, 240)
-
-
 @pytest.mark.parametrize(("context", "longest"), [(200, 4096), (200, 250), (4096, 4096)])
 def test_the_cost_of_context_is_split_between_rows_and_tokens(context: int, longest: int) -> None:
     """100 ns for each row and 10 for each token of a pass, for every token of context."""
@@ -114,7 +101,7 @@ def test_context_costs_nothing_where_there_is_none_or_no_time() -> None:
     device = Device(5000, 0, 100, 10)
     sizes = {"num_rows": 3, "num_tokens_per_row": 5, "num_context_tokens": 0}
     assert context_slopes(device, Curve([1], [5000]), always, **sizes, max_context_tokens=0) == (0.0, 0.0)
-    device.budget.raise_to(19_000)
+    device.budget.total_ns = 19_000
     slopes = context_slopes(
         device, Curve([1], [5000]), device.budget.until(1.0), **sizes, max_context_tokens=512
     )

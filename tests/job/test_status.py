@@ -125,4 +125,4 @@ def test_merging_gives_all_rows_in_order(
     assert "exists: give another name, or --overwrite" in capsys.readouterr().err
     assert merge([str(finished), "--output", output, "--overwrite"]) == 0
     assert merge([str(finished), "--output", str(tmp_path / "merged.xlsx")]) == 2
-    assert "must end in one of .arrow, .parquet, .jsonl, .csv" in capsys.readouterr().err
+    assert "must end in one of .arrow, .parquet, .jsonl" in capsys.readouterr().err

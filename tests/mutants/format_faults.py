@@ -26,7 +26,7 @@ FORMAT_FAULTS = (
     ),
     Mutant(
         "csv-takes-a-file-cut-inside-a-field",
-        "_text_tables",
+        "_text_table",
         "if num_quotes % 2:",
         "if num_quotes < 0:",
         (REFUSALS,),
@@ -275,17 +275,17 @@ FORMAT_FAULTS = (
         (REFUSALS,),
     ),
     Mutant(
-        "damaged-text-of-an-option-is-a-traceback",
+        "damaged-json-of-an-option-is-a-traceback",
         "Prompts.values",
-        "        except (UnicodeDecodeError, JsonError) as error:\n            row, reason",
         "        except JsonError as error:\n            row, reason",
+        "        except UnicodeDecodeError as error:\n            row, reason",
         (REFUSALS, "tests/job/test_input_refusals.py"),
     ),
     Mutant(
         "messages-in-views-of-lists-are-none",
         "is_list",
-        "    return any(test(kind) for test, _, _ in LISTS)\n",
-        "    return any(test(kind) for test, _, _ in LISTS[:3])\n",
+        "    return any(test(kind) for test in LISTS)\n",
+        "    return any(test(kind) for test in LISTS[:3])\n",
         ("tests/data/test_sound_files.py",),
     ),
 )

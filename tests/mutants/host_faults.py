@@ -12,14 +12,6 @@ NEXT_ROUND = "tests/engine/test_next_round.py"
 TEXT_COSTS, BUSY = "tests/job/test_text_costs.py", "tests/job/test_busy_starts.py"
 
 HOST_FAULTS = (
-    Mutant("a-thread-that-waited-for-a-processor-raises-no-doubt", "PassTimes.doubt",
-        "self._undisturbed.get(size, math.inf)",
-        "self._undisturbed.get(size, 0)",
-        (f"{BUSY}::test_a_pass_whose_thread_waited_for_a_processor_is_doubtful_and_so_is_an_implausible_step",)),
-    Mutant("doubtful-costs-are-used-by-the-next-start", "usable_costs",
-        "(found.doubt and not keeps_doubtful)",
-        "False",
-        (f"{BUSY}::test_doubtful_costs_are_marked_told_of_and_measured_again_at_the_next_start",)),
     Mutant("corrected-costs-reach-a-shard-that-is-begun", "Corrections.may_begin",
         "return shard.costs_revision == self._revision",
         "return True",

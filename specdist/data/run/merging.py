@@ -1,4 +1,4 @@
-"""All shards of a complete run, each verified, as one Arrow, Parquet, JSON lines or CSV file."""
+"""All shards of a complete run, each verified, as one Arrow, Parquet or JSON lines file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.formats.json_columns import JsonError, rows_of, values_of
+from specdist.data.formats.json_columns import JsonError, rows_of
 from specdist.data.run.manifest import ShardPlan
 from specdist.data.run.publishing import ROWS_PER_BATCH
 from specdist.data.run.reading import open_shard
@@ -28,7 +27,7 @@ from specdist.utils.errors import UserError
 
 # Errors of values that a format, or Python, does not have.
 MERGE_ERRORS = (pa.ArrowException, TypeError, OverflowError, JsonError)
-SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
+SUFFIXES = (".arrow", ".parquet", ".jsonl")
 # Small shards are written together, up to so many rows or bytes.
 ROWS_PER_PIECE, BYTES_PER_PIECE = 2**16, 2**28
 
@@ -139,8 +138,6 @@ def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix
                 writer.write_table(piece)
     elif suffix == ".jsonl":
         _write_jsonl(file, pieces)
-    elif suffix == ".csv":
-        _write_csv(file, schema, pieces)
     else:
         options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
         with pa.ipc.new_file(file, schema, options=options) as writer:
@@ -151,26 +148,12 @@ def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix
 def _write_jsonl(file: BinaryIO, pieces: Iterator[pa.Table]) -> None:
     """An object per line. Values without a JSON type become text (times as ISO 8601, bytes as base64), and
     numbers that are not finite become null."""
-    for batch in _batches(pieces):
+    batches = (batch for piece in pieces for batch in piece.to_batches(max_chunksize=ROWS_PER_BATCH))
+    for batch in batches:
         for place, field in enumerate(batch.schema):
             if field.type == pa.time64("ns"):  # Python's has no nanoseconds
                 batch = batch.set_column(place, field.name, batch.column(place).cast(pa.string()))
         file.writelines(f"{_json(row)}\n".encode() for row in rows_of(batch))
-
-
-def _write_csv(file: BinaryIO, columns: pa.Schema, pieces: Iterator[pa.Table]) -> None:
-    """A header and a record per row. Lists and structures are written as JSON, bytes as base64; empty text is
-    quoted, null is not."""
-    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in columns])
-    with pa.csv.CSVWriter(file, schema) as writer:
-        for batch in _batches(pieces):
-            written = [_csv_column(batch.column(name), schema.field(name).type) for name in schema.names]
-            writer.write_batch(pa.record_batch(written, schema=schema))
-
-
-def _batches(pieces: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    for piece in pieces:
-        yield from piece.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def _json(value: Any) -> str:
@@ -196,34 +179,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _csv_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        return _csv_type(kind.value_type)
-    is_text = _is_structured(kind) or _is_binary(kind) or kind == pa.string_view()
-    return pa.string() if is_text else kind
-
-
-def _is_structured(kind: pa.DataType) -> bool:
-    return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    is_any = (
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_fixed_size_binary,
-        pa.types.is_binary_view,
-    )
-    return any(is_kind(kind) for is_kind in is_any)
-
-
-def _csv_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_structured(column.type):
-        return pa.array([None if value is None else _json(value) for value in values_of(column)], kind)
-    if _is_binary(column.type):
-        return pa.array([None if value is None else _as_text(value) for value in column.to_pylist()], kind)
-    return column if column.type == kind else column.cast(kind)

@@ -1,8 +1,8 @@
 """Measured costs are corrected during a run, so that one that was begun on a busy machine comes back.
 
 Real rounds say what passes take. Where they differ from the costs, these are scaled. A run whose costs say
-that drafting never pays has no rounds with drafts to tell: both models are measured again, once in each
-start, and more and more seldom while that is doubtful.
+that drafting never pays has no rounds with drafts to tell: both models are measured again, more and more
+seldom.
 
 Where tokens or block lengths depend on the costs, they change before a shard's first row alone: the batch
 drains, and the shard's statistics say which costs it was begun with, so that a restart goes on with them. The
@@ -12,7 +12,6 @@ manifest has all of them. Asynchronous runs whose tokens a seed fixes are not co
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 
 from specdist.data.stats.shard import Stats
@@ -22,7 +21,7 @@ from specdist.policies.costs import Agree, CostModel
 from specdist.policies.pass_ratios import MOST_OFF, PassRatios
 
 # Passes of the target without a draft after which both models are measured again; and so many times as many
-# after a doubtful measurement.
+# until the next time.
 MANY_PASSES, MORE_PASSES = 256, 4
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Corrections:
     def __init__(self, run: RunPlan, costs: CostModel, *, at_any_time: bool) -> None:
         """``at_any_time``: neither tokens nor block lengths have to be repeated by a restart."""
         self._run, self._at_any_time = run, at_any_time
-        self._many_passes: float = MANY_PASSES
+        self._many_passes = MANY_PASSES
         self.ratios = PassRatios(costs)
         self._use(costs)
 
@@ -75,16 +74,14 @@ class Corrections:
         return is_alone or self.ratios.factors() is not None
 
     def _agree(self, measured: CostModel) -> CostModel:
-        """The new costs, unless the old ones say about the same. A load only adds to times: doubtful ones
-        have to be shorter."""
-        self._many_passes = MORE_PASSES * self._many_passes if measured.doubt else math.inf
+        """The new costs, unless the old ones say about the same."""
+        self._many_passes *= MORE_PASSES
         costs = self.ratios.costs
         rows = costs.context.num_rows
         old, new = (each.drafting_ns(rows) / float(each.target(rows)) for each in (costs, measured))
-        is_same = not costs.doubt and old <= MOST_OFF * new and new <= MOST_OFF * old
-        if not is_same and (new < old or not measured.doubt):
-            return freeze_costs(self._run, measured, instead_of=costs)
-        return costs
+        if old <= MOST_OFF * new and new <= MOST_OFF * old:
+            return costs
+        return freeze_costs(self._run, measured, instead_of=costs)
 
     def _use(self, costs: CostModel) -> None:
         found = all_costs(self._run.folder)

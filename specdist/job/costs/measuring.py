@@ -1,10 +1,9 @@
 """Measures what the passes of a replica cost, as the run's first prior; real rounds correct it
 (:mod:`specdist.job.costs.corrections`).
 
-It takes at most :data:`LEAST_BUDGET_S` or :data:`BUDGET_SHARE` of the work that the prompts promise,
-whichever is longer; only two sizes of passes of each model are timed whatever they take. No batch is larger
-than the run's rows can fill. What the host and messages take beside passes is not measured: see
-:data:`OWN_RANK` and :data:`ONE_PROCESS`.
+It takes at most :data:`BUDGET_S`; only two sizes of passes of each model are timed whatever they take. No
+batch is larger than the run's rows can fill. What the host and messages take beside passes is not measured:
+see :data:`OWN_RANK` and :data:`ONE_PROCESS`.
 """
 
 from __future__ import annotations
@@ -37,13 +36,11 @@ from specdist.policies.costs import ContextCosts, CostModel, Curve
 logger = logging.getLogger(__name__)
 
 # What may be spent in all: see the module's docstring.
-LEAST_BUDGET_S, BUDGET_SHARE = 3.0, 0.02
+BUDGET_S = 5.0
 # The share up to which the target's passes may go, and its passes after more context; and of what is left
 # then, the draft's steps.
 TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
-# A draft step that takes so many times as long as a pass of the target over as many tokens is not believed.
-IMPLAUSIBLE = 4
 NOTHING = Curve([1], [0])
 
 
@@ -78,13 +75,12 @@ ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of a draft whose
     blocks are one pass, also what that takes beyond its steps, over the number of sequences, and what context
-    adds to it for each. ``doubt``: of the passes."""
+    adds to it for each."""
 
     passes: Curve
     slopes: tuple[float, float]
     synchronous: Curve = NOTHING
     block_row_ns: float = 0.0
-    doubt: str = ""
 
 
 NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
@@ -114,7 +110,7 @@ def measure_costs(
         begin: is called with every phase.
     """
     of_target = of_draft = None
-    budget = Budget(LEAST_BUDGET_S * NS_PER_S)
+    budget = Budget(BUDGET_S * NS_PER_S)
     begin("measuring passes of the target")
     if target is not None:
         of_target = measure_target(assembly, target, group, workload=workload, budget=budget)
@@ -141,31 +137,9 @@ def measure_costs(
     )
     if of_draft is not None:
         costs = (OWN_RANK if topology.has_draft_rank else ONE_PROCESS).added_to(costs)
-    costs = replace(costs, doubt=doubts(of_target, of_draft or NO_DRAFT, costs))
     if topology.is_rank0:
         logger.info("%s", _summary(costs, budget.spent_ns))
-        if costs.doubt:
-            logger.warning(
-                "these times are doubtful (%s): this run decides by them what to draft, and its next start "
-                "measures them again, unless it is an asynchronous run whose tokens a seed fixes: that keeps "
-                "them; start it while the machine does nothing else",
-                costs.doubt,
-            )
     return costs
-
-
-def doubts(of_target: ModelTimes, of_draft: ModelTimes, costs: CostModel) -> str:
-    """Why measured costs may be wrong; empty without a reason."""
-    both = (("target", of_target.doubt), ("draft", of_draft.doubt))
-    found = [f"{model}: {doubt}" for model, doubt in both if doubt]
-    rows = costs.context.num_rows
-    step_ns, pass_ns = float(costs.draft(rows)), float(costs.target(rows))
-    if step_ns > IMPLAUSIBLE * pass_ns:
-        found.append(
-            f"a draft step of {rows} tokens took {step_ns / 1e6:,.1f} ms, and a pass of the target over as "
-            f"many {pass_ns / 1e6:,.1f} ms"
-        )
-    return "; ".join(found)
 
 
 def _summary(costs: CostModel, spent_ns: float) -> str:
@@ -198,8 +172,8 @@ def measure_target(
     if group is not None and dist.get_rank(group):
         timer.follow()
         return None
-    num_slots, per_row = assembly.scheduling.num_slots, 1 + assembly.scheduling.max_draft_tokens
-    num_rows = workload.rows_at_a_time(num_slots)
+    per_row = 1 + assembly.scheduling.max_draft_tokens
+    num_rows = workload.rows_at_a_time(assembly.scheduling.num_slots)
     found = timed_model(
         timer,
         num_rows=num_rows,
@@ -209,7 +183,6 @@ def measure_target(
         fits=budget.until(TARGET_SHARE),
         slopes_fit=budget.until(TARGET_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
-        on_first=lambda curve: budget.raise_to(BUDGET_SHARE * workload.ns(curve, num_slots)),
     )
     timer.close()
     return found
@@ -226,14 +199,12 @@ def timed_model(
     slopes_fit: Fits,
     prepares: bool,
     most_rows: int | None = None,
-    on_first: Callable[[Curve], None] = lambda curve: None,
 ) -> ModelTimes:
     """Passes over up to ``largest`` tokens, and what context adds to them; see :class:`PassTimes`.
 
     Args:
         contexts: of the measured passes, and the longest possible one.
         fits, slopes_fit: until when passes may be timed, and others after more context.
-        on_first: is called with the times of the first two sizes.
     """
     context, room = contexts
     times = PassTimes(
@@ -244,9 +215,7 @@ def timed_model(
         num_context_tokens=context,
         prepares=prepares,
     )
-    times.time_first(fits)
-    on_first(times.curve())
-    times.time_more(fits)
+    times.timed(fits)
     slopes = context_slopes(
         timer,
         times.curve(),
@@ -256,7 +225,7 @@ def timed_model(
         num_context_tokens=context,
         max_context_tokens=room,
     )
-    return ModelTimes(times.curve(), slopes, doubt=times.doubt)
+    return ModelTimes(times.curve(), slopes)
 
 
 def measure_draft(
@@ -301,7 +270,7 @@ def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
     sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
     beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
     beyond_steps = Curve(sizes, beyond.tolist())
-    return ModelTimes(steps, (0.0, 0.0), beyond_steps, block_row_ns=row_ns, doubt=blocks.doubt)
+    return ModelTimes(steps, (0.0, 0.0), beyond_steps, block_row_ns=row_ns)
 
 
 def combined_costs(

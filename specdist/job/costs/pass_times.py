@@ -3,8 +3,6 @@ first, and few of them."""
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,17 +20,12 @@ from specdist.policies.costs import Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
-from specdist.utils.host import Waiting
 from specdist.utils.ranges import arange_segments
 
 # Passes of a size, of which the fastest counts; fewer where the budget ends.
 NUM_PASSES = 7
 # Tokens of every row in the second pass that is timed: more than in plain decoding, and few.
 FEW = 4
-# A time is doubtful if a thread has waited for a processor for more than this share of it: that is the
-# machine's load itself, while its average lags by a minute, and a load that lasts makes all passes equally
-# slow. Passes are compared up to a factor; on a GPU, which others may use, the median must not exceed it.
-MOST_WAITING, MOST_SPREAD = 0.25, 1.5
 # Whether something that takes so many nanoseconds may still be measured.
 Fits = Callable[[float], bool]
 NO_SHAPE = (0, 0, 0)
@@ -56,10 +49,6 @@ class Budget:
     @property
     def left_ns(self) -> float:
         return max(0.0, self.total_ns - self.spent_ns)
-
-    def raise_to(self, total_ns: float) -> None:
-        """Raise the total to at least this."""
-        self.total_ns = max(self.total_ns, total_ns)
 
     @property
     def spent_ns(self) -> int:
@@ -180,8 +169,6 @@ class PassTimes:
         self._context = num_context_tokens
         self._prepares = prepares
         self._found: dict[int, list[int]] = {}
-        # The fastest pass of each size in which no thread waited for long.
-        self._undisturbed: dict[int, int] = {}
 
     def timed(self, fits: Fits) -> PassTimes:
         """Time all that fits."""
@@ -227,30 +214,12 @@ class PassTimes:
         bounded = np.minimum.accumulate([self.ns(size) for size in sizes][::-1])[::-1]
         return Curve(sizes, bounded.astype(int).tolist())
 
-    @property
-    def doubt(self) -> str:
-        """Why the times may not be those of a machine that does nothing else; empty without a reason."""
-        for size in self._found:
-            if self._undisturbed.get(size, math.inf) > MOST_SPREAD * self.ns(size):
-                return f"in all of the fastest passes over {size} tokens a thread waited for a processor"
-        for size, found in self._found.items():
-            least, median = self.ns(size), statistics.median(found[1:] or found)
-            if self._prepares and median > MOST_SPREAD * least:
-                return (
-                    f"half of the passes over {size} tokens took {median / least:.1f} times as long as others"
-                )
-        return ""
-
     def _time_again(self, size: int, fits: Fits) -> None:
         if self._prepares or fits(self.ns(size)):
             self._time(size)
 
     def _time(self, size: int) -> None:
-        waiting = Waiting()
-        ns = self._timer(min(size, self._most_rows), size, self._context)
-        self._found.setdefault(size, []).append(ns)
-        if waiting.ns <= MOST_WAITING * ns:
-            self._undisturbed[size] = min(ns, self._undisturbed.get(size, ns))
+        self._found.setdefault(size, []).append(self._timer(min(size, self._most_rows), size, self._context))
 
     def _expected_ns(self, size: int) -> float:
         """The time of a size that was not timed: not more than a larger one takes, nor in proportion to a

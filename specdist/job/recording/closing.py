@@ -133,7 +133,7 @@ def _nothing_drafted(folder: RunFolder) -> str:
     rows = costs.context.num_rows
     step, alone, longer = costs.drafting_ns(rows), float(costs.target(rows)), float(costs.target(2 * rows))
     return (
-        f"nothing was drafted: by the run's {'doubtful ' if costs.doubt else ''}costs a draft step of {rows} "
+        f"nothing was drafted: by the run's costs a draft step of {rows} "
         f"sequences takes {step / 1e6:,.1f} ms, and a pass of the target {alone / 1e6:,.1f} ms without "
         f"candidates and {longer / 1e6:,.1f} ms with one of each"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from specdist.config.generate import GenerateConfig
@@ -14,7 +14,7 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.allocation import BatchLimits, CacheRoom
 from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.topology import Topology
-from specdist.job.run.workload import UNKNOWN_WORK, Workload
+from specdist.job.run.workload import Workload
 from specdist.job.texts.processing import sampling_settings
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
@@ -59,7 +59,7 @@ class ReplicaPlan:
     config: GenerateConfig
     models: ModelPlan
     topology: Topology
-    workload: Workload = UNKNOWN_WORK
+    workload: Workload = field(default_factory=Workload)
     num_spare_branches: int = 0
     num_halvings: int = 0
     num_seqs: int | None = None

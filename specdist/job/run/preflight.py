@@ -178,25 +178,16 @@ def _check_overwrite(config: GenerateConfig) -> None:
         )
 
 
-def freeze_costs(
-    run: RunPlan, costs: CostModel, *, instead_of: CostModel | None = None, keeps_doubtful: bool = False
-) -> CostModel:
-    """The costs that all replicas and restarts of a run use: those of the first that measured them without a
-    doubt (or at all: ``keeps_doubtful``), or has found others ``instead_of`` what was used. Those that are
-    replaced are kept for shards that are begun."""
+def freeze_costs(run: RunPlan, costs: CostModel, *, instead_of: CostModel | None = None) -> CostModel:
+    """The costs that all replicas and restarts of a run use: those of the first that measured them, or has
+    found others ``instead_of`` what was used. Those that are replaced are kept for shards that are begun."""
     folder = run.folder
     with run.membership.setup():
         # Another may have been faster.
         frozen = frozen_costs(folder)
-        if frozen is not None and (keeps_doubtful or not frozen.doubt):
+        if frozen is not None:
             if frozen != instead_of:
                 return frozen
             folder.freeze(EARLIER_COSTS, [each.to_json() for each in all_costs(folder)])
         folder.freeze(COSTS, costs.to_json())
     return costs
-
-
-def usable_costs(run: RunPlan, *, keeps_doubtful: bool) -> CostModel | None:
-    """The costs that a restart goes on with; None where they are to be measured."""
-    found = frozen_costs(run.folder)
-    return None if found is None or (found.doubt and not keeps_doubtful) else found

@@ -68,8 +68,7 @@ def read_completions(path: Path) -> Completions:
         raise UserError(f"{path}: no such file or folder; name the folder of a run, or its merged file")
     if path.suffix not in SUFFIXES:
         raise UserError(
-            f"{path} cannot be evaluated: name a merged file that ends in one of {', '.join(SUFFIXES)} "
-            "(a .csv no longer tells text from numbers, and has no lists)"
+            f"{path} cannot be evaluated: name a merged file that ends in one of {', '.join(SUFFIXES)}"
         )
     table = _read_merged(path)
     missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
