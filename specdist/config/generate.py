@@ -90,7 +90,7 @@ class GenerateConfig(
     rows_per_shard: int | None = option(
         None,
         at_least=1,
-        help="input rows per output file; a run has at most 1,000 files (default: 512, or as many as that "
+        help="input rows per output file; a run has at most 1,000 files (default: 64, or as many as that "
         "takes)",
     )
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")

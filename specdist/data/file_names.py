@@ -7,7 +7,7 @@ from pathlib import Path
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
-    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.subshard-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)"
     r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
 TRACE_FILE = re.compile(r"shard-(\d{5,})\.trace\.arrow")

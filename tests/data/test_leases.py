@@ -12,7 +12,7 @@ import pytest
 
 from specdist.data.leases import heartbeat
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE, Process, Watch, beat_path
-from specdist.data.leases.leases import Lease, View
+from specdist.data.leases.leases import Lease
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
 
 NAME = "shard-00000"
@@ -49,13 +49,6 @@ def test_the_highest_number_is_in_force(tmp_path, first, second):
         (tmp_path / "leases" / Lease(NAME, generation).file_name).write_text("{}")
     assert first.leases.latest() == {NAME: Lease(NAME, 10)}
     assert first.leases.is_held(Lease(NAME, 10)) and not first.leases.is_held(Lease(NAME, 9))
-
-
-def test_a_sub_shard_that_nobody_has_taken_is_offered_and_not_held():
-    """Else replicas that wait would watch, for the whole silence, leases that have no holder."""
-    shard, fresh, taken = Lease(NAME, 1), Lease("subshard-00000-00001", 1), Lease("subshard-00000-00002", 2)
-    view = View({lease.name: lease for lease in (shard, fresh, taken)}, 2, 1, 3)
-    assert view.held == {shard.name: 0, taken.name: 0} and view.fresh_sub_shards == [(0, fresh)]
 
 
 def test_a_holder_with_a_heartbeat_keeps_its_lease_however_long_it_takes(first, second):

@@ -181,7 +181,7 @@ def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_p
     run's stays."""
     folder, other = open_(store / "run"), store / "other"
     folder.parts(0, 1).close()
-    late = folder.parts_path(0, 2, sub_shard=1)
+    late = folder.parts_path(0, 2)
     late.write_text("a copy that arrived when the shard was complete")
     Attempt(folder.paths(0), "killed")._write_table(folder.data_path(0), TABLE)
     files = store.store._filesystem

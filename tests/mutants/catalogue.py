@@ -8,6 +8,7 @@ from tests.mutants.cut_faults import CUT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
+from tests.mutants.ending_faults import ENDING_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.expert_faults import EXPERT_FAULTS
 from tests.mutants.float8_faults import FLOAT8_FAULTS
@@ -33,7 +34,6 @@ from tests.mutants.score_faults import SCORE_FAULTS
 from tests.mutants.skipping_faults import SKIPPING_FAULTS
 from tests.mutants.stats_faults import STATS_FAULTS
 from tests.mutants.storage_faults import STORAGE_FAULTS
-from tests.mutants.sub_shard_faults import SUB_SHARD_FAULTS
 from tests.mutants.window_faults import WINDOW_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SKIPPING_FAULTS,
     *ROUND_FAULTS,
     *SCORE_FAULTS,
-    *SUB_SHARD_FAULTS,
+    *ENDING_FAULTS,
     *STORAGE_FAULTS,
     *WINDOW_FAULTS,
 )

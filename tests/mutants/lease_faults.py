@@ -14,7 +14,7 @@ LEASE_FAULTS = (
         "MAX_FAR_LOOKS = 4",
         "MAX_FAR_LOOKS = 1",
         (LEASES,)),
-    Mutant("old-look-at-leases-wins-lease", "Leases._take",
+    Mutant("old-look-at-leases-wins-lease", "Leases.take",
         "        if found[-1:] != [lease] or (latest",
         "        if (latest",
         (LEASES,)),

@@ -11,21 +11,18 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specdist.data.leases.heartbeat import BEAT_SUFFIX, Watch, now_utc
+from specdist.data.leases.heartbeat import Watch, now_utc
 from specdist.data.store.files import names_in, publish, temporary_path, unique_tag
 from specdist.data.store.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_json
 
-# An empty file named after a replica that has nothing to do.
-WAITING_SUFFIX = ".waiting"
 # A lease's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
-LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
-SHARD_LEASE = re.compile(r"(?:shard|subshard)-(\d{5,})(?:-(\d{5,}))?")
+LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,})?)\.(\d{5,})")
+SHARD_LEASE = re.compile(r"shard-(\d{5,})")
 
 
 @dataclass(frozen=True)
@@ -42,39 +39,24 @@ class Lease:
 
 @dataclass(frozen=True)
 class Holding:
-    """The content of a lease's file. ``replica``: None if it was released; ``since``: for people; ``rows``:
-    those of a sub-shard, which every lease of it repeats."""
+    """The content of a lease's file. ``replica``: None if it was released; ``since``: for people."""
 
     replica: str | None
     since: str
-    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class View:
-    """One listing of the folder: the lease in force of every leased name, and how many replicas have a
-    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all."""
+    """One listing of the folder: the lease in force of every leased name. ``num_files``: listed in all."""
 
     latest: dict[str, Lease]
-    num_replicas: int
-    num_waiting: int
     num_files: int
-
-    @functools.cached_property
-    def sub_shards(self) -> list[tuple[int, Lease]]:
-        """The leases of sub-shards, with the number of the shard."""
-        return [(place[0], lease) for place, lease in self._places if place[1] is not None]
 
     @functools.cached_property
     def shards(self) -> dict[int, Lease]:
         """The leases of shards, by their numbers."""
-        return {place[0]: lease for place, lease in self._places if place[1] is None}
-
-    @property
-    def _places(self) -> Iterator[tuple[tuple[int, int | None], Lease]]:
-        for name, lease in self.latest.items():
-            if (place := shard_and_sub_shard(name)) is not None:
-                yield place, lease
+        found = ((shard_of(name), lease) for name, lease in self.latest.items())
+        return {shard: lease for shard, lease in found if shard is not None}
 
 
 class Leases:
@@ -92,12 +74,7 @@ class Leases:
         names = names_in(self._folder)
         leases = [lease for name in names if (lease := _lease_of(name)) is not None]
         in_order = sorted(leases, key=lambda lease: lease.generation)
-        return View(
-            {lease.name: lease for lease in in_order},
-            sum(name.endswith(BEAT_SUFFIX) for name in names),
-            sum(name.endswith(WAITING_SUFFIX) for name in names),
-            len(names),
-        )
+        return View({lease.name: lease for lease in in_order}, len(names))
 
     def latest(self) -> dict[str, Lease]:
         """The lease in force of every leased name."""
@@ -110,23 +87,6 @@ class Leases:
         except (OSError, ValueError):
             return None
 
-    def offer(self, name: str, rows: Sequence[int]) -> Lease | None:
-        """The first lease of a sub-shard, free for everybody; None if there is one. Raises OSError."""
-        lease = Lease(name, 1)
-        return lease if self._create(lease, None, tuple(rows)) else None
-
-    def take_sub_shard(self, latest: Lease) -> tuple[Lease, tuple[int, ...]] | None:
-        """Lease a sub-shard as :meth:`take` does; also its rows. One whose file is damaged is given up: its
-        rows are then the shard's again."""
-        if not self._is_free(latest):
-            return None
-        holding = self.holding(latest)
-        if holding is None or holding.rows is None:
-            self._remove(latest)
-            return None
-        lease = self._take(latest.name, latest, latest.generation + 1, holding.rows)
-        return None if lease is None else (lease, holding.rows)
-
     def take(self, name: str, latest: Lease | None, *, above: int = 0) -> Lease | None:
         """Lease a name that is free or whose holder is gone; None if another replica holds it.
 
@@ -136,13 +96,8 @@ class Leases:
         """
         if latest is not None and not self._is_free(latest):
             return None
-        return self._take(name, latest, max(above, latest.generation if latest else 0) + 1)
-
-    def _take(
-        self, name: str, latest: Lease | None, generation: int, rows: tuple[int, ...] | None = None
-    ) -> Lease | None:
-        lease = Lease(name, generation)
-        if not self._create(lease, self._replica, rows):
+        lease = Lease(name, max(above, latest.generation if latest else 0) + 1)
+        if not self._create(lease, self._replica):
             return None
         # ``latest`` may be out of date, and numbers below the lease in force free. If it is gone, all leases
         # were removed meanwhile, and numbers may have begun anew.
@@ -162,13 +117,12 @@ class Leases:
         """The lease in force of this name alone, by a listing of its folder."""
         return next(reversed(self._all_of(name)), None)
 
-    def release(self, lease: Lease, rows: tuple[int, ...] | None = None) -> None:
-        """Give the lease back if it is still in force, that of a sub-shard with its rows. Raises nothing if
-        the disk fails."""
+    def release(self, lease: Lease) -> None:
+        """Give the lease back if it is still in force. Raises nothing if the disk fails."""
         try:
             if self.is_held(lease):
                 freed = Lease(lease.name, lease.generation + 1)
-                if self._create(freed, None, rows):
+                if self._create(freed, None):
                     self._trim(freed)
         except OSError:
             # A full disk has no room for the next number, but a file can be removed.
@@ -179,14 +133,6 @@ class Leases:
         """Remove all leases of a name that will not be leased again, the lowest first: the one in force
         stays in force until the end."""
         for lease in self._all_of(name):
-            self._remove(lease)
-
-    def forget_shard(self, shard: int) -> None:
-        """Remove the leases of a complete shard as :meth:`forget` does, after those of its sub-shards."""
-        files = names_in(self._folder, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")
-        of_shard = [lease for file in files if (lease := _lease_of(file)) is not None]
-        name = shard_name(shard)
-        for lease in sorted(of_shard, key=lambda lease: (lease.name == name, lease.generation)):
             self._remove(lease)
 
     def is_leased(self, name: str) -> bool:
@@ -221,9 +167,9 @@ class Leases:
         self._holders[lease] = holding.replica, 1
         return False
 
-    def _create(self, lease: Lease, replica: str | None, rows: tuple[int, ...] | None = None) -> bool:
+    def _create(self, lease: Lease, replica: str | None) -> bool:
         path = self._folder / lease.file_name
-        content = json.dumps(asdict(Holding(replica, now_utc(), rows)))
+        content = json.dumps(asdict(Holding(replica, now_utc())))
         if isinstance(path, StorePath):
             return path.create(content.encode())
         while True:
@@ -268,25 +214,19 @@ def shard_name(shard: int) -> str:
     return f"shard-{shard:05d}"
 
 
-def sub_shard_name(shard: int, number: int) -> str:
-    """The name under which a sub-shard of a shard is leased."""
-    return f"subshard-{shard:05d}-{number:05d}"
-
-
 def lease_files(folder: Path) -> list[tuple[Path, int]]:
-    """The leases of shards and sub-shards, with the shard's number, ascending; none without the folder."""
+    """The leases of shards, with the shard's number, ascending; none without the folder."""
     with contextlib.suppress(FileNotFoundError):
-        found = ((lease, shard_and_sub_shard(lease.name)) for name in names_in(folder)
+        found = ((lease, shard_of(lease.name)) for name in names_in(folder)
                  if (lease := _lease_of(name)) is not None)  # fmt: skip
-        return sorted((folder / lease.file_name, place[0]) for lease, place in found if place is not None)
+        return sorted((folder / lease.file_name, shard) for lease, shard in found if shard is not None)
     return []
 
 
-@functools.lru_cache(maxsize=2**16)
-def shard_and_sub_shard(name: str) -> tuple[int, int | None] | None:
-    """The shard of a leased name, and the number of the sub-shard if it is one; None if it is of neither."""
+def shard_of(name: str) -> int | None:
+    """The shard of a leased name; None if it is of none."""
     match = SHARD_LEASE.fullmatch(name)
-    return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
+    return None if match is None else int(match[1])
 
 
 @functools.lru_cache(maxsize=2**16)

@@ -21,7 +21,7 @@ from specdist.data.leases.heartbeat import (
     beat_path,
     replicas_in,
 )
-from specdist.data.leases.leases import LEASE_FILE, WAITING_SUFFIX, Lease, Leases, View
+from specdist.data.leases.leases import LEASE_FILE, Lease, Leases, View
 from specdist.data.store.files import TEMPORARY_SUFFIX, names_in, unique_tag
 from specdist.utils.errors import UserError
 
@@ -58,7 +58,6 @@ class Membership:
         self._folder = leases_in(output)
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
-        self._is_waiting = False
         self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
         self.replica = name or replica_name()
@@ -78,7 +77,7 @@ class Membership:
             for lease in self.leases.latest().values() if self._was_named else ():
                 holding = self.leases.holding(lease)
                 if holding is not None and holding.replica == self.replica:
-                    self.leases.release(lease, holding.rows)
+                    self.leases.release(lease)
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
@@ -90,7 +89,6 @@ class Membership:
         """End the membership, after all leases were released."""
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
-            self.show_waiting(False)
             if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
                 self._tidier_path.unlink()
             # The last one to remove its heartbeat sees no other.
@@ -102,21 +100,6 @@ class Membership:
         self.leave()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
-
-    def show_waiting(self, is_waiting: bool) -> None:
-        """Tell the others that this replica waits for a shard, so that all that wait share out the watch over
-        those that work. Raises OSError."""
-        if is_waiting == self._is_waiting:
-            return
-        path = self._waiting_path(self.replica)
-        if is_waiting:
-            path.touch()
-        else:
-            path.unlink(missing_ok=True)
-        self._is_waiting = is_waiting
-
-    def _waiting_path(self, replica: str) -> Path:
-        return self._folder / f"{replica}{WAITING_SUFFIX}"
 
     def poll_s(self, num_files: int) -> float:
         """Seconds until the next look, at so many files, of a replica that waits for others; by chance a
@@ -209,8 +192,7 @@ class Membership:
         others = self.others()
         gone = {name for name in others if self.watch.is_gone(name)}
         for name in gone - self._holders() if gone else ():
-            for path in (beat_path(self._folder, name), self._waiting_path(name)):
-                path.unlink(missing_ok=True)
+            beat_path(self._folder, name).unlink(missing_ok=True)
         return [name for name in others if name not in gone]
 
     def _holders(self) -> set[str | None]:
@@ -222,7 +204,7 @@ class Membership:
 def is_membership_file(name: str) -> bool:
     """Whether a file or folder in the leases' folder was made by a replica."""
     return (
-        name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
+        name.endswith((BEAT_SUFFIX, TEMPORARY_SUFFIX))
         or LEASE_FILE.fullmatch(name) is not None
         or name == TIDIER
     )

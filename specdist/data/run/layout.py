@@ -22,10 +22,9 @@ from specdist.data.store.files import names_within, sizes_in
 
 @dataclass(frozen=True)
 class LogFile:
-    """A part log: of the lease of this generation of a shard, or of a sub-shard of it."""
+    """A part log: of the lease of this generation of a shard."""
 
     path: Path
-    sub_shard: int | None
     generation: int
 
 
@@ -72,12 +71,9 @@ class RunLayout:
         """Exists in runs with ``--trace``."""
         return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
 
-    def parts_path(self, shard: int, generation: int = 0, sub_shard: int | None = None) -> Path:
-        """The log of the holder of this lease of the shard, or of a sub-shard of it; generation 0 is that of
-        a run without leases."""
+    def parts_path(self, shard: int, generation: int = 0) -> Path:
+        """The log of the holder of this lease of the shard; generation 0 is that of a run without leases."""
         middle = f".{generation:05d}" if generation else ""
-        if sub_shard is not None:
-            middle = f".subshard-{sub_shard:05d}{middle}"
         return self.path / "parts" / f"shard-{shard:05d}{middle}.jsonl"
 
     def paths(self, shard: int) -> ShardPaths:
@@ -117,14 +113,10 @@ class RunLayout:
         return [(folder / match[0], match) for match in found if match]
 
     def logs(self, shard: int) -> list[LogFile]:
-        """The part logs of a shard, by one listing: its own by ascending generation, then sub-shards'."""
+        """The part logs of a shard by ascending generation, by one listing."""
         files = self.files("parts", shard)
-        found = [
-            LogFile(path, None if match[2] is None else int(match[2]), int(match[3] or 0))
-            for path, match in files
-            if path.suffix == ".jsonl"
-        ]
-        return sorted(found, key=lambda log: (-1 if log.sub_shard is None else log.sub_shard, log.generation))
+        found = [LogFile(path, int(match[2] or 0)) for path, match in files if path.suffix == ".jsonl"]
+        return sorted(found, key=lambda log: log.generation)
 
     def recorded_shards(self) -> set[int]:
         """The shards that have a completion record, by one listing: their data is not looked at."""

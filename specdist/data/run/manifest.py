@@ -18,8 +18,9 @@ FORMAT_VERSION = 1
 # All shards of a run lie in one folder, which its replicas list again and again: three files for each shard
 # are few enough names for a file server and for a page of an object store.
 MAX_SHARDS = 1000
-# The default of a run whose rows need no more shards than that.
-ROWS_PER_SHARD = 512
+# The default of a run whose rows need no more shards than that. At the end a replica waits for the rows that
+# others have begun, and for a shard of each at most.
+ROWS_PER_SHARD = 64
 ABSENT = "(absent)"
 # The field of the manifest's info for sums by shard, where rows have a number of completions of their own.
 COMPLETIONS_PER_SHARD = "completions_per_shard"

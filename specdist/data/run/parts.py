@@ -41,7 +41,6 @@ class PartLog:
         path: Path,
         *,
         earlier: Sequence[Path] = (),
-        beside: Sequence[Path] = (),
         rows: Collection[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,14 +48,13 @@ class PartLog:
 
         ``earlier``: logs of previous holders of the shard, oldest first. They are only read, since one may
         still be appended to; of two results for a sample, that of the oldest log counts.
-        ``beside``: logs of other parts of the same shard, of which only the rows count.
         ``rows``: those that belong here; others are ignored, since a log may have been renamed.
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
-        self._clock, self._rows = clock, rows
+        self._clock = clock
         for log in earlier:
             self.stats = _load(log, self.results, rows)[1] or self.stats
         self._path = path
@@ -66,8 +64,6 @@ class PartLog:
             self.stats = stats or self.stats
             self._file.truncate(self._num_bytes)
             fsync_folder(path.parent)
-        for log in beside:
-            self.add_rows(log)
         self._synced_at = clock()
         self._syncing: threading.Thread | None = None
         self._sync_error: OSError | None = None
@@ -81,11 +77,6 @@ class PartLog:
         self.results[key] = result
         if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
             self.begin_sync()
-
-    def add_rows(self, path: Path) -> None:
-        """Take the rows of another log too, which stay where they are."""
-        with contextlib.suppress(FileNotFoundError):
-            _load(path, self.results, self._rows)
 
     def snapshot(self, stats: dict[str, Any]) -> None:
         """Record the shard's statistics so far, which replace those recorded before."""
@@ -164,13 +155,6 @@ def read_rows(paths: Iterable[Path]) -> list[RowResult]:
     return list(results.values())
 
 
-def read_stats(path: Path) -> dict[str, Any] | None:
-    """The latest statistics in a log; None if it has none, or is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        return _load(path, {})[1]
-    return None
-
-
 def _load(
     path: Path, results: dict[tuple[int, int], RowResult], rows: Collection[int] | None = None
 ) -> tuple[int, dict[str, Any] | None]:
@@ -205,7 +189,6 @@ class StoredPartLog(PartLog):
         local: Path,
         *,
         earlier: Sequence[Path] = (),
-        beside: Sequence[Path] = (),
         rows: Collection[int] | None = None,
         is_complete: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
@@ -213,11 +196,9 @@ class StoredPartLog(PartLog):
         """``path``: of the copy, ``local``: of the log itself, and of earlier ones beside it.
         ``is_complete``: whether the shard is."""
         local.parent.mkdir(parents=True, exist_ok=True)
-        logs = sorted(_logs_of_shard(local))
-        own = [log for log in logs if _series(log) == _series(local) and log.name < local.name]
-        others = [log for log in logs if _series(log) != _series(local)]
+        own = sorted(log for log in _logs_of_shard(local) if log.name < local.name)
         # A copy is the beginning of its log.
-        super().__init__(local, earlier=[*earlier, *own], beside=[*beside, *others], rows=rows, clock=clock)
+        super().__init__(local, earlier=[*earlier, *own], rows=rows, clock=clock)
         self._copy, self._is_complete = path, is_complete
         self._copying: threading.Thread | None = None
         self._copied_bytes, self._copied_at = 0, clock()
@@ -267,11 +248,6 @@ def forget_logs(log: Path) -> None:
     """Remove this machine's logs of a log's shard."""
     for path in _logs_of_shard(log):
         path.unlink(missing_ok=True)
-
-
-def _series(log: Path) -> str:
-    """The name of a log without its generation: what it is of, a shard or a sub-shard."""
-    return re.sub(r"(\.\d{5,})?\.jsonl$", "", log.name)
 
 
 def _logs_of_shard(log: Path) -> list[Path]:

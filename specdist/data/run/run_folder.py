@@ -18,7 +18,7 @@ import pyarrow as pa
 from specdist.data.file_names import SHARD_FOLDERS
 from specdist.data.run.layout import RunLayout
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, MAX_SHARDS, ShardPlan
-from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows, read_stats
+from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows
 from specdist.data.run.publishing import Attempt
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, writing
@@ -62,30 +62,17 @@ class RunFolder(RunLayout):
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
         return self.paths(shard).is_complete()
 
-    def parts(
-        self,
-        shard: int,
-        generation: int = 0,
-        rows: Collection[int] | None = None,
-        sub_shard: int | None = None,
-    ) -> PartLog:
-        """The log of the finished rows of a shard, or of a sub-shard of it, open for appending, with the rows
-        of earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
-        logs = self.logs(shard)
-        earlier = [log.path for log in logs if log.sub_shard == sub_shard and log.generation < generation]
-        beside = [log.path for log in logs if log.sub_shard != sub_shard]
-        path = self.parts_path(shard, generation, sub_shard)
+    def parts(self, shard: int, generation: int = 0, rows: Collection[int] | None = None) -> PartLog:
+        """The log of the finished rows of a shard, open for appending, with the rows of earlier generations;
+        close it before :meth:`finish_shard`."""
+        earlier = [log.path for log in self.logs(shard) if log.generation < generation]
+        path = self.parts_path(shard, generation)
         if isinstance(path, StorePath):
-            record = self.record_path(shard)
+            is_complete = self.record_path(shard).exists
             return StoredPartLog(
-                path,
-                self.cached_log(path),
-                earlier=earlier,
-                beside=beside,
-                rows=rows,
-                is_complete=record.exists,
+                path, self.cached_log(path), earlier=earlier, rows=rows, is_complete=is_complete
             )
-        return PartLog(path, earlier=earlier, beside=beside, rows=rows)
+        return PartLog(path, earlier=earlier, rows=rows)
 
     def cached_log(self, path: Path) -> Path:
         """Where a part log of a run on a store is appended to."""
@@ -95,14 +82,6 @@ class RunFolder(RunLayout):
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
         return read_rows(log.path for log in self.logs(shard))
-
-    def sub_shard_stats(self, shard: int) -> list[dict[str, Any]]:
-        """The latest statistics of every sub-shard of a shard that has any."""
-        latest: dict[int, dict[str, Any]] = {}
-        for log in self.logs(shard):
-            if log.sub_shard is not None and (stats := read_stats(log.path)) is not None:
-                latest[log.sub_shard] = stats
-        return list(latest.values())
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """The shards, of so many, without a completion record, ascending."""
@@ -114,8 +93,8 @@ class RunFolder(RunLayout):
         return sorted({int(match[1]) for path, match in self.files("parts") if path.suffix == ".jsonl"})
 
     def log_generations(self, shard: int) -> list[int]:
-        """The generations of the shard's own part logs, ascending."""
-        return [log.generation for log in self.logs(shard) if log.sub_shard is None]
+        """The generations of the shard's part logs, ascending."""
+        return [log.generation for log in self.logs(shard)]
 
     def finish_shard(
         self,

@@ -74,7 +74,7 @@ class Recorder:
         self._writer.uploads.settle(max_running=None if is_stored else 0)
 
     def lease(self) -> bool:
-        """Lease the next shard or sub-shard, unless rows are left to begin; False if there is nothing now."""
+        """Lease the next shard, unless rows are left to begin; False if there is nothing now."""
         self._writer.uploads.settle()
         return self._work.lease()
 
@@ -101,7 +101,7 @@ class Recorder:
                 sample for sample in range(self._rows.num_samples(row_id)) if (row_id, sample) not in results
             ]
             work.begun.add(row_id)
-            for found in self._rows.begin(row_id, samples, work.key):
+            for found in self._rows.begin(row_id, samples, work.shard):
                 if isinstance(found, Request):
                     yield found
                 else:
@@ -111,7 +111,7 @@ class Recorder:
 
     def _may_begin(self, work: Work) -> bool:
         if self._corrections is not None:
-            stats = self._stats_recorder.shard(work.key)
+            stats = self._stats_recorder.shard(work.shard)
             self.waits_for_costs = not self._corrections.may_begin(stats, is_new=work.is_new)
         return not self.waits_for_costs
 
@@ -121,7 +121,7 @@ class Recorder:
         self.waits_for_costs = False
         # It may have been taken over meanwhile.
         work = self._work.next(self.lease)
-        stats = Stats() if work is None else self._stats_recorder.shard(work.key)
+        stats = Stats() if work is None else self._stats_recorder.shard(work.shard)
         self._corrections.change(stats, use, is_new=work is None or work.is_new)
 
     def record(self, completion: Completion) -> None:
@@ -145,7 +145,7 @@ class Recorder:
             self._writer.uploads.close()
             for work in self._work.open.values():
                 with work.log as log, _tolerating_a_full_disk(work.name):
-                    log.snapshot(self._stats_recorder.shard(work.key).to_json())
+                    log.snapshot(self._stats_recorder.shard(work.shard).to_json())
                     log.keep()
         finally:
             self._work.open.clear()
@@ -153,53 +153,42 @@ class Recorder:
 
     def begun(self, work: Work) -> None:
         """Count what earlier holders of the shard have recorded."""
-        if work.leased.sub_shard is None:
-            self._progress.found(work.leased.shard, len(work.log.results))
-        stats = self._stats_recorder.shard(work.key)
+        self._progress.found(work.shard, len(work.log.results))
+        stats = self._stats_recorder.shard(work.shard)
         if work.log.stats is not None:
             stats.add(Stats.from_json(work.log.stats))
         extend_to_now(stats)
 
     def dropped(self, work: Work) -> None:
         """Count nothing for it any more."""
-        self._stats_recorder.close_shard(work.key)
+        self._stats_recorder.close_shard(work.shard)
 
     def completed_elsewhere(self, shard: int) -> None:
         """Count all completions of a complete shard."""
         self._progress.completed(shard, self._rows.num_completions(range(*self._plan.shards.bounds(shard))))
 
     def _record(self, work: Work, result: RowResult) -> None:
-        if self._work.open.get(work.key) is not work:
+        if self._work.open.get(work.shard) is not work:
             return
         work.log.append(result)
         self._work.observe(result)
         now = self._clock()
         if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
-            work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
+            work.log.snapshot(self._stats_recorder.shard(work.shard).to_json())
             work.snapshot_at = now
         if self._work.is_look_due:
             self._writer.uploads.settle()
             self._work.look()
-        self._progress.add(result, work.leased.shard)
+        self._progress.add(result, work.shard)
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
     def finish_if_complete(self, work: Work) -> None:
-        """Publish a shard, or leave a sub-shard to its shard's holder, once it has all its rows."""
+        """Publish a shard once it has all its rows."""
         if len(work.log.results) < work.num_expected or not self._work.close(work):
             return
-        counted = self._stats_recorder.close_shard(work.key)
+        counted = self._stats_recorder.close_shard(work.shard)
         extend_to_now(counted)
-        if work.leased.sub_shard is None:
-            self._finish_shard(work, counted)
-            return
-        with work.log as log:
-            log.snapshot(counted.to_json())
-            # Before its lease is removed: the shard's holder takes the rows then.
-            log.keep()
-        self._work.shards.finished(work.leased)
-
-    def _finish_shard(self, work: Work, counted: Stats) -> None:
-        leased, shard = work.leased, work.leased.shard
+        leased, shard = work.leased, work.shard
         rows = range(*self._plan.shards.bounds(shard))
         work.log.close()
 

@@ -97,8 +97,6 @@ class ShardWriter:
                 inputs, results, first_row=first, num_samples=num_samples, is_exact=self._is_exact,
                 options=self._column_options,
             )  # fmt: skip
-            for found in self._plan.folder.sub_shard_stats(shard):
-                counted.add(Stats.from_json(found))
             replica = self._plan.membership.replica
             stats = {"exact": self._is_exact, "replica": replica, **count_rows(counted, results)}
             trace = None

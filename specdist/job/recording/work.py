@@ -1,9 +1,7 @@
-"""The shards, and sub-shards of them, whose rows a replica generates at the moment: leased, and shared out.
+"""The shards whose rows a replica generates at the moment.
 
 Shards are leased one after the other, each when all rows of the one before have begun, so rows of two shards
-may run at a time. When none is left, rows of a shard that have not begun are offered as *sub-shards* to
-replicas that have nothing to do: see :mod:`specdist.data.leases.shard_queue`. A shard that another replica
-has taken over is dropped.
+may run at a time. A shard that another replica has taken over is dropped.
 """
 
 from __future__ import annotations
@@ -30,29 +28,23 @@ from specdist.job.run.preflight import RunPlan
 LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
 # Looks on a store, where one takes as long as many passes.
 LOOKS_PER_SILENCE = 6
-# Most sub-shards of a shard that are offered at a time.
-MAX_FREE_SUB_SHARDS = 8
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Work:
-    """A shard of this replica, or a sub-shard of one, while its rows are generated.
+    """A shard of this replica, while its rows are generated.
 
-    ``key``: under which its statistics are counted: the shard's number, or for a sub-shard one above all.
     ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
-    ``following``: requests that follow from completions. ``sub_shards``: rows that were offered, by name.
+    ``following``: requests that follow from completions.
     """
 
-    key: int
     leased: LeasedShard
     log: PartLog
     rows: Sequence[int]
     num_expected: int
     pending: deque[int]
-    sub_shards: dict[str, tuple[int, ...]]
-    next_sub_shard: int = 0
     begun: set[int] = field(default_factory=set)
     following: deque[Request] = field(default_factory=deque)
     snapshot_at: float = 0.0
@@ -65,8 +57,11 @@ class Work:
     @property
     def name(self) -> str:
         """A name for people."""
-        shard, sub_shard = self.leased.shard, self.leased.sub_shard
-        return f"shard {shard}" if sub_shard is None else f"sub-shard {sub_shard} of shard {shard}"
+        return f"shard {self.shard}"
+
+    @property
+    def shard(self) -> int:
+        return self.leased.shard
 
 
 class WorkOwner(Protocol):
@@ -89,7 +84,7 @@ class WorkQueue:
     """What is open in this replica, and what comes next.
 
     Attributes:
-        open: by key.
+        open: by shard.
         shards: the leases.
     """
 
@@ -114,7 +109,6 @@ class WorkQueue:
         )
         self.open: dict[int, Work] = {}
         self._next: LeasedShard | None = None
-        self._next_key = plan.shards.num_shards
         self._poll_at = self._looked_at = self._look_at = -math.inf
         self._look_interval_s = LOOK_INTERVAL_S
         if isinstance(plan.folder.path, StorePath):
@@ -123,10 +117,9 @@ class WorkQueue:
             )
 
     def lease(self) -> bool:
-        """Lease the next shard or sub-shard, unless rows are left to begin; False if there is nothing now."""
+        """Lease the next shard, unless rows are left to begin; False if there is nothing now."""
         if not self._has_pending and self._next is None:
             self._next = self.shards.take()
-            self._settle_sub_shards()
         return self._has_pending or self._next is not None
 
     def next(self, lease: Callable[[], bool]) -> Work | None:
@@ -135,10 +128,9 @@ class WorkQueue:
             for work in self.open.values():
                 if work.pending:
                     return work
-            if self._next is None:
-                is_alone = self.shards.is_all_mine and not any(work.sub_shards for work in self.open.values())
-                if self.shards.is_done or is_alone or self._clock() < self._poll_at:
-                    return None
+            has_none = self.shards.is_done or self.shards.is_all_mine or self._clock() < self._poll_at
+            if self._next is None and has_none:
+                return None
             if not lease():
                 self._poll_at = self._clock() + self.shards.poll_s
                 return None
@@ -160,9 +152,9 @@ class WorkQueue:
 
     def close(self, work: Work) -> bool:
         """It is complete, or another replica's; False if it was closed before."""
-        if self.open.get(work.key) is not work:
+        if self.open.get(work.shard) is not work:
             return False
-        del self.open[work.key]
+        del self.open[work.shard]
         if self._lengths is not None:
             self._lengths.end(work.rows)
         return True
@@ -182,83 +174,33 @@ class WorkQueue:
         return any(work.pending or work.following for work in self.open.values())
 
     def _begin(self, leased: LeasedShard) -> None:
-        shard = leased.shard
-        rows = range(*self._plan.shards.bounds(shard)) if leased.rows is None else leased.rows
+        rows = range(*self._plan.shards.bounds(leased.shard))
         log = self.shards.log(leased, rows)
-        sub_shards = self.shards.offered(shard) if leased.sub_shard is None else {}
-        key = shard
-        if leased.sub_shard is not None:
-            key, self._next_key = self._next_key, self._next_key + 1
-        elsewhere = {row for offered in sub_shards.values() for row in offered}
-        pending = [row for row in rows if row not in elsewhere and not self.is_finished(log, row)]
+        pending = [row for row in rows if not self.is_finished(log, row)]
         if self._lengths is not None:
             self._lengths.begin(pending)
             pending = self._lengths.longest_first(pending)
         num_expected = self._rows.num_completions(rows)
-        work = self.open[key] = Work(key, leased, log, rows, num_expected, deque(pending), sub_shards)
+        work = self.open[leased.shard] = Work(leased, log, rows, num_expected, deque(pending))
         if self._looked_at == -math.inf:
             # The leases were looked at to find this one.
             self._looked(self.shards.view)
         self._owner.begun(work)
-        self._offer_sub_shards()
         # All rows may be finished already.
         self._owner.finish_if_complete(work)
 
     def look(self) -> None:
-        """See which leases are in force; offer rows to replicas that wait."""
+        """See which leases are in force."""
         view = self.shards.look()
         self._looked(view)
         for work in list(self.open.values()):
             if view.latest.get(work.leased.lease.name) != work.leased.lease:
                 self._drop(work)
-        self._settle_sub_shards()
-        self._offer_sub_shards()
 
     def _looked(self, view: View) -> None:
         self._looked_at = self._clock()
         listing_s = self._plan.membership.listing_s(view.num_files)
         self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
-
-    def _offer_sub_shards(self) -> None:
-        """Offer rows to replicas that wait, or will soon."""
-        view = self.shards.view
-        wanted = sub_shards_wanted(view.num_waiting, len(view.shards))
-        if not wanted and self.shards.is_last_leased and view.num_replicas > 1:
-            wanted = 1
-        for work in self.open.values() if wanted else ():
-            if work.pending and work.leased.sub_shard is None:
-                self._offer(work, wanted)
-
-    def _offer(self, work: Work, wanted: int) -> None:
-        """Offer rows that have not begun as sub-shards until so many are free."""
-        latest, shard = self.shards.view.latest, work.leased.shard
-        wanted -= sum(name in latest and latest[name].generation == 1 for name in work.sub_shards)
-        for _ in range(wanted):
-            if not work.pending:
-                return
-            rows = split_off(work.pending, wanted)
-            work.next_sub_shard = work.next_sub_shard or self.shards.next_sub_shard(shard)
-            name = self.shards.offer(work.leased, rows, work.next_sub_shard)
-            work.next_sub_shard += 1
-            if name is None:
-                return
-            work.sub_shards[name] = rows
-            offered = set(rows)
-            work.pending = deque(row for row in work.pending if row not in offered)
-
-    def _settle_sub_shards(self) -> None:
-        """Take the rows of sub-shards that are finished; those of one that was given up begin here."""
-        for work in list(self.open.values()):
-            gone = [name for name in work.sub_shards if self.shards.is_gone(name)]
-            if not gone:
-                continue
-            for log in self._plan.folder.logs(work.leased.shard):
-                if log.sub_shard is not None:
-                    work.log.add_rows(log.path)
-            rows = [row for name in gone for row in work.sub_shards.pop(name)]
-            missing = [row for row in rows if not self.is_finished(work.log, row)]
-            work.pending.extend(missing)
-            self._owner.finish_if_complete(work)
 
     def _drop(self, work: Work) -> None:
         """Leave rows to the replica that took them over because this one was silent for too long."""
@@ -267,25 +209,3 @@ class WorkQueue:
         work.log.close()
         self._owner.dropped(work)
         self.shards.lost(work.leased)
-
-
-def sub_shards_wanted(num_waiting: int, num_leased: int) -> int:
-    """The sub-shards of a shard that should be free for others to take.
-
-    Args:
-        num_waiting: replicas that wait.
-        num_leased: shards that are leased: all that are offer sub-shards.
-    """
-    return min(-(-num_waiting // max(1, num_leased)), MAX_FREE_SUB_SHARDS)
-
-
-def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Choose the rows of the next sub-shard among those that have not begun: half of a fair share, so that
-    sub-shards get smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly
-    over the order of the rows.
-
-    Args:
-        wanted: replicas to share with.
-    """
-    size = -(-len(pending) // (2 * (wanted + 1)))
-    return tuple(sorted(pending[index * len(pending) // size] for index in range(size)))

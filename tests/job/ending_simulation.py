@@ -1,5 +1,4 @@
-"""The end of a run with the project's own leases, sub-shards and part logs, on a virtual clock and without
-models.
+"""Runs with the project's own leases and part logs, on a virtual clock and without models.
 
 A replica runs so many sequences at a time. A pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
 a token. Lengths of completions are log-normal around a power of the prompt's length. Replicas may be killed,
@@ -14,7 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ import pyarrow.ipc
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.opening import open_run_folder
-from specdist.data.leases.shard_queue import LeasedShard
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion, Request
@@ -77,9 +75,8 @@ class TailScenario:
 
 @dataclass
 class TailOutcome:
-    """``sub_shards``: how many each replica took; ``num_repeated``: completions that were generated again."""
+    """``num_repeated``: completions that were generated again."""
 
-    sub_shards: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
     num_disturbed: int = 0
 
@@ -196,19 +193,7 @@ class TailReplica:
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
-        self._count_sub_shards()
         self._is_dead = self.has_ended = False
-
-    def _count_sub_shards(self) -> None:
-        queue, sub_shards = self._recorder._work.shards, self._simulation.outcome.sub_shards
-        take = queue.take
-
-        def counting() -> LeasedShard | None:
-            taken = take()
-            sub_shards[self.name] += taken is not None and taken.sub_shard is not None
-            return taken
-
-        queue.take = counting  # type: ignore[method-assign]
 
     @property
     def is_at_work(self) -> bool:

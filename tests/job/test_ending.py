@@ -1,4 +1,4 @@
-"""Rows of the last shards are shared out: every row is there once, whoever is killed, paused or stopped."""
+"""Every row of a run is there once, whoever is killed, paused or stopped; and the longest begin first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.rows.lengths import MIN_LEARNED, ExpectedLengths
-from tests.job.sharing_simulation import TailOutcome, TailScenario, TailSimulation
+from tests.job.ending_simulation import TailOutcome, TailScenario, TailSimulation
 
 SMALL = TailScenario()
 
@@ -46,16 +46,12 @@ def check(simulation: TailSimulation) -> RunFolder:
     return output
 
 
-def test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice(tmp_path: Path) -> None:
+def test_replicas_generate_each_row_once_and_the_shards_of_one_alone(tmp_path: Path) -> None:
     outcome, shared = run(tmp_path / "shared", SMALL)
-    assert sum(outcome.sub_shards.values()) >= 3 and outcome.num_repeated == 0
-    # The work of a sub-shard counts for its shard.
-    drafted = [shared.read_stats(shard)["num_draft_tokens"] for shard in range(SMALL.num_shards)]
-    assert drafted == [SMALL.rows_per_shard] * SMALL.num_shards
-    alone, undivided = run(tmp_path / "alone", dataclasses.replace(SMALL, num_replicas=1))
-    assert sum(alone.sub_shards.values()) == 0
+    assert outcome.num_repeated == 0
+    _, alone = run(tmp_path / "alone", dataclasses.replace(SMALL, num_replicas=1))
     for shard in range(SMALL.num_shards):
-        assert shared.data_path(shard).read_bytes() == undivided.data_path(shard).read_bytes()
+        assert shared.data_path(shard).read_bytes() == alone.data_path(shard).read_bytes()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -63,24 +59,6 @@ def test_rows_survive_whatever_becomes_of_the_replicas(tmp_path: Path, seed: int
     scenario = dataclasses.replace(SMALL, life_s=70, seed=seed, num_samples=1 + seed % 2, median_tokens=400)
     outcome, _ = run(tmp_path / "run", scenario)
     assert outcome.num_disturbed >= 2
-
-
-def test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again(tmp_path: Path) -> None:
-    """As after a crash of the machine, which may lose a file that was not synced."""
-    simulation = TailSimulation(tmp_path / "run", SMALL)
-    num_lost = 0
-
-    def lose() -> None:
-        nonlocal num_lost
-        for path in (simulation.output / "leases").glob("subshard-*"):
-            path.unlink()
-            num_lost += 1
-        simulation.after(5.0, lose)
-
-    simulation.after(5.0, lose)
-    simulation.run()
-    assert num_lost > 0
-    check(simulation)
 
 
 def sizes(rows: list[int]) -> list[float]:
