@@ -37,12 +37,12 @@ def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
         chat(top_k=-1, top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=3, frequency_penalty=1),
         chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}),
         chat(response_format={"type": "json_object"}, logprobs=True, top_logprobs=3),
-        chat(response_format={"type": "text"}, logprobs=True, prompt_logprobs=2),
+        chat(response_format={"type": "text"}, logprobs=True),
     ]
     path = write(tmp_path / "a.jsonl", bodies)
     batch, table = read_batch([path])
     assert is_batch([path]) and batch.is_chat and not batch.reasons
-    assert (batch.num_logprobs, batch.num_prompt_logprobs) == (3, 2)
+    assert batch.num_logprobs == 3
     rows = table.to_pylist()
     assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3", "r4"]
     assert [json.loads(row["body"]) for row in rows] == bodies
@@ -88,7 +88,7 @@ def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
         ),
         (chat(stream=True), "body.stream"),
         (chat(temperature=-1), "body.temperature is -1, but it must be a number, and must be 0"),
-        (chat(echo=True), "body.echo must be true or false, and is for /v1/completions alone"),
+        (chat(echo=True), "body.echo cannot be a row's own: leave it out"),
         (chat(max_tokens=10**30), "body.max_tokens is 1000"),
         (chat(stop="x", response_format={"type": "json_object"}), "exclude each other"),
         (chat(response_format={"type": "json_schema"}), "body.response_format"),

@@ -74,16 +74,14 @@ def test_completions_and_their_stop_strings_go_on_from_the_prompt(
     assert [each.text for each in found] == [row["completion"] for row in stopped]
 
 
-def test_an_echo_reads_as_the_model_has_written_it(run: dict[str, Any], tmp_path: Path) -> None:
-    bodies = [
-        {"prompt": "the sky", "max_tokens": 12, "logprobs": 1, "echo": True, "stop": ["<|mark|>"], "seed": 1}
-    ]
+def test_tokens_of_a_result_are_together_its_text(run: dict[str, Any], tmp_path: Path) -> None:
+    bodies = [{"prompt": "the sky", "max_tokens": 12, "logprobs": 1, "stop": ["<|mark|>"], "seed": 1}]
     changes = {"prompts": write(tmp_path / "a.jsonl", bodies, url="/v1/completions"), "logit_bias": None}
     assert run_here(**(run | changes), output=tmp_path / "run").code == 0
     assert run_merge(tmp_path / "run", tmp_path / "results.jsonl")[0] == 0
     (row,) = read_output(tmp_path / "run").to_pylist()
     (choice,) = json.loads((tmp_path / "results.jsonl").read_text())["response"]["body"]["choices"]
-    assert choice["text"] == "the sky" + row["completion"]
+    assert choice["text"] == row["completion"]
     special = [text for text in choice["logprobs"]["tokens"] if text in ("<s>", "</s>", "<|mark|>")]
     joined = "".join(choice["logprobs"]["tokens"])
     for text in special:

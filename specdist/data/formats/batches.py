@@ -42,11 +42,16 @@ IGNORED = frozenset(
 # Fields that are honoured elsewhere, and values that ask for nothing.
 READ = frozenset(
     ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "logprobs",
-     "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs", "continue_final_message",
+     "top_logprobs", "chat_template_kwargs", "continue_final_message",
      "add_generation_prompt"]
 )  # fmt: skip
-NEUTRAL: Mapping[str, Any] = {"stream": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
-REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams"}
+NEUTRAL: Mapping[str, Any] = {
+    "stream": False, "best_of": 1, "logit_bias": {}, "suffix": "", "echo": False
+}  # fmt: skip
+REMEDIES = {
+    "logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams",
+    "prompt_logprobs": "columns of all rows are --prompt_logprobs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,7 @@ class Batch:
         reasons: why rows cannot be used, by row number.
         options: names of the options that any row has.
         has_constraints: whether any row has one.
-        num_logprobs, num_prompt_logprobs: likeliest tokens to write, the most of any row; None if no row asks
-            for any.
+        num_logprobs: likeliest tokens to write, the most of any row; None if no row asks for any.
     """
 
     url: str = ""
@@ -81,7 +85,6 @@ class Batch:
     options: list[str] = field(default_factory=list)
     has_constraints: bool = False
     num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
 
     @property
     def is_chat(self) -> bool:
@@ -96,9 +99,8 @@ class Batch:
             text = _body_text(body)
             own, constraint, asked = _asked(row)
             prompt_of_body(body, is_chat=self.is_chat)
-            self.num_logprobs = _most(self.num_logprobs, asked)
-            of_prompt = num_prompt_logprobs_of(body, is_chat=self.is_chat)
-            self.num_prompt_logprobs = _most(self.num_prompt_logprobs, of_prompt)
+            if asked is not None:
+                self.num_logprobs = max(asked, self.num_logprobs or 0)
         except _Unusable as error:
             self.reasons[number] = str(error)
         self.options += own.keys() - set(self.options)
@@ -149,10 +151,6 @@ def read_batch(files: Sequence[Path]) -> tuple[Batch, pa.Table]:
     if not batch.has_constraints:
         del columns[CONSTRAINT]
     return batch, pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
-
-
-def _most(first: int | None, second: int | None) -> int | None:
-    return max((number for number in (first, second) if number is not None), default=None)
 
 
 def _check_request(place: str, row: Mapping[str, Any], known: set[str]) -> None:
@@ -248,19 +246,6 @@ def num_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
     if not is_number or (is_chat and asked is not True):
         raise _Unusable("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
     return int(number)
-
-
-def num_prompt_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
-    """The same of the prompt's tokens: by ``prompt_logprobs``, which is vLLM's, or by ``echo``."""
-    asked, echo = body.get("prompt_logprobs"), body.get("echo") or False
-    if not isinstance(echo, bool) or (echo and is_chat):
-        raise _Unusable("body.echo must be true or false, and is for /v1/completions alone")
-    of_echo = num_logprobs_of(body, is_chat=is_chat) if echo else None
-    if asked is None:
-        return of_echo
-    if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked < MOST:
-        raise _Unusable("body.prompt_logprobs must be a whole number, 0 or more")
-    return _most(int(asked), of_echo)
 
 
 def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:

@@ -37,7 +37,6 @@ def batch_options(config: GenerateConfig) -> dict[str, Any]:
                 "constraints are in response_format: leave it out"
             )
         found["constraint_column"] = CONSTRAINT
-    for name, asked in (("logprobs", batch.num_logprobs), ("prompt_logprobs", batch.num_prompt_logprobs)):
-        if asked is not None:
-            found[name] = max(asked, getattr(config, name) or 0)
+    if batch.num_logprobs is not None:
+        found["logprobs"] = max(batch.num_logprobs, config.logprobs or 0)
     return found

@@ -35,8 +35,7 @@ NEEDED = (
     "completion", "completion_ids", "finish_reason", "error", "num_prompt_tokens", "num_completion_tokens",
 )  # fmt: skip
 OPTIONAL = (
-    "logprobs", "top_logprob_ids", "top_logprobs", "prompt", "prompt_ids", "prompt_logprobs",
-    "top_prompt_logprob_ids", "top_prompt_logprobs", "completion_thinking", "completion_answer",
+    "logprobs", "top_logprob_ids", "top_logprobs", "prompt", "completion_thinking", "completion_answer",
 )  # fmt: skip
 
 
@@ -68,7 +67,7 @@ class _Token:
 
     text: str
     is_special: bool
-    logprob: float | None
+    logprob: float
 
     def of_chat(self) -> dict[str, Any]:
         is_text = bool(self.text) and not self.is_special and NOT_A_CHARACTER not in self.text
@@ -85,7 +84,7 @@ class _Place:
 
     token: _Token
     offset: int
-    top: Sequence[_Token] | None
+    top: Sequence[_Token]
 
     @property
     def num_characters(self) -> int:
@@ -142,8 +141,6 @@ class _Results:
         is_chat = rows[0]["url"] == CHAT_URL
         asked = json.loads(rows[0]["body"])
         num_logprobs = num_logprobs_of(asked, is_chat=is_chat)
-        num_of_prompt = asked.get("prompt_logprobs")
-        is_echo = bool(asked.get("echo"))
         num_prompt = rows[0]["num_prompt_tokens"]
         num_completion = sum(row["num_completion_tokens"] for row in rows)
         return {
@@ -154,12 +151,11 @@ class _Results:
             "choices": [
                 {
                     "index": index,
-                    **_text(row, is_chat=is_chat, is_echo=is_echo),
+                    **_text(row, is_chat=is_chat),
                     "finish_reason": row["finish_reason"],
                     "logprobs": None
                     if num_logprobs is None
-                    else self._logprobs(row, num_logprobs, is_chat=is_chat, is_echo=is_echo),
-                    **({} if num_of_prompt is None else self._prompt_logprobs(row, num_of_prompt)),
+                    else self._logprobs(row, num_logprobs, is_chat=is_chat),
                 }
                 for index, row in enumerate(rows)
             ],
@@ -170,32 +166,22 @@ class _Results:
             },
         }
 
-    def _logprobs(
-        self, row: Mapping[str, Any], num_top: int, *, is_chat: bool, is_echo: bool
-    ) -> dict[str, Any]:
+    def _logprobs(self, row: Mapping[str, Any], num_top: int, *, is_chat: bool) -> dict[str, Any]:
         """Log-probabilities of all tokens but those of the end, and of the likeliest that the request asks
-        for; with an echo the prompt's come first."""
+        for."""
         places = self._of_completion(row, num_top)
         if is_chat:
             return {
                 "content": [
-                    {**place.token.of_chat(), "top_logprobs": [other.of_chat() for other in place.top or ()]}
+                    {**place.token.of_chat(), "top_logprobs": [other.of_chat() for other in place.top]}
                     for place in places
                 ]
             }
-        if is_echo:
-            begin = len(row["prompt"])
-            places = self._of_prompt(row, num_top) + [
-                replace(place, offset=begin + place.offset) for place in places
-            ]
         return {
             "text_offset": [place.offset for place in places],
             "tokens": [place.token.text for place in places],
             "token_logprobs": [place.token.logprob for place in places],
-            "top_logprobs": [
-                None if place.top is None else {other.text: other.logprob for other in place.top}
-                for place in places
-            ],
+            "top_logprobs": [{other.text: other.logprob for other in place.top} for place in places],
         }
 
     def _of_completion(self, row: Mapping[str, Any], num_top: int) -> list[_Place]:
@@ -217,62 +203,33 @@ class _Results:
                 return kept
         return places
 
-    def _of_prompt(self, row: Mapping[str, Any], num_top: int) -> list[_Place]:
-        ids = row["prompt_ids"]
-        texts = TokenTexts(self._detokenizer, [], ids)
-        top_ids, top = row["top_prompt_logprob_ids"], row["top_prompt_logprobs"]
-        return self._places(texts, ids, row["prompt_logprobs"], top_ids, top, num_top)
-
-    def _prompt_logprobs(self, row: Mapping[str, Any], num_top: int) -> dict[str, Any]:
-        """Log-probabilities of a prompt as vLLM writes them: of every token but the first, its own and the
-        likeliest, by token id."""
-        found: list[dict[str, Any] | None] = []
-        for place, token_id, top_ids in zip(
-            self._of_prompt(row, num_top), row["prompt_ids"], row["top_prompt_logprob_ids"], strict=True
-        ):
-            if place.top is None:
-                found.append(None)
-                continue
-            known = {token_id: place.token} | dict(zip(top_ids, place.top, strict=False))
-            found.append(
-                {
-                    str(each): {"logprob": token.logprob, "decoded_token": token.text}
-                    for each, token in known.items()
-                }
-            )
-        return {"prompt_logprobs": found}
-
     def _places(
         self,
         texts: TokenTexts,
         ids: list[int],
-        values: list[float | None],
-        top_ids: list[list[int] | None],
-        top_values: list[list[float] | None],
+        values: list[float],
+        top_ids: list[list[int]],
+        top_values: list[list[float]],
         num_top: int,
     ) -> list[_Place]:
         """Where each of the tokens begins in the text that all make."""
         special_ids = self._detokenizer.special_ids
 
-        def token(index: int, token_id: int, value: float | None) -> _Token:
+        def token(index: int, token_id: int, value: float) -> _Token:
             is_special = token_id in special_ids
             text = self._detokenizer.decode([token_id], False) if is_special else texts.other(index, token_id)
             return _Token(text, is_special, value)
 
         found, offset = [], 0
         for index, (token_id, value) in enumerate(zip(ids, values, strict=True)):
-            others, logprobs = top_ids[index], top_values[index]
-            top = None
-            if others is not None and logprobs is not None:
-                top = [token(index, *each) for each in zip(others[:num_top], logprobs[:num_top], strict=True)]
+            others = zip(top_ids[index][:num_top], top_values[index][:num_top], strict=True)
+            top = [token(index, *each) for each in others]
             found.append(_Place(token(index, token_id, value), offset, top))
             offset += found[-1].num_characters
         return found
 
     def _ids_before(self, row: Mapping[str, Any]) -> list[int]:
         """Tokens that end the prompt as its own do."""
-        if row.get("prompt_ids") is not None:
-            return list(row["prompt_ids"])
         text = row["prompt"][-NUM_CONTEXT_CHARACTERS:]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -286,9 +243,9 @@ class _Results:
         return detokenizer_of(self._tokenizer)
 
 
-def _text(row: Mapping[str, Any], *, is_chat: bool, is_echo: bool = False) -> dict[str, Any]:
+def _text(row: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     if not is_chat:
-        return {"text": row["prompt"] + row["completion"] if is_echo else row["completion"]}
+        return {"text": row["completion"]}
     if "completion_answer" not in row:
         return {"message": {"role": "assistant", "content": row["completion"]}}
     return {
