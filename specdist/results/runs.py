@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Linux allows a process 65,530 maps by default (vm.max_map_count), and others need some.
-MAX_MAPPED_SHARDS = 50_000
-
 
 def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = False) -> Run:
     """The run in a folder. If it is not complete, a warning names what is missing.
@@ -143,12 +140,6 @@ class Run:
                 f"{self.path} has no finished shard to read yet: wait, or start the run's command again to "
                 "resume it; python jobs/status.py shows its progress, and load_run(..., include_parts=True) "
                 "reads the rows of unfinished shards"
-            )
-        if len(self.finished_shards) > MAX_MAPPED_SHARDS:
-            raise UserError(
-                f"{self.path} has {len(self.finished_shards)} finished shards, more than a process can map "
-                f"into memory ({MAX_MAPPED_SHARDS}): write them into one file with "
-                f"python jobs/merge.py {self.path} --output rows.arrow, and read that"
             )
         tables = {
             shard: open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards

@@ -38,12 +38,3 @@ def process_start_s() -> float:
     if found is None:
         return time.time()
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - found[1] / TICKS_PER_S)
-
-
-def command_line(pid: int) -> list[str]:
-    """The command line of a process. Raises OSError if there is none, it has ended, or the system does not
-    tell."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    if not words:
-        raise ProcessLookupError(pid)
-    return [os.fsdecode(word) for word in words]

@@ -94,7 +94,7 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
     assert totals["complete"] is False and totals["num_rows"] == 6
     num_begun = logged_rows(output, 1).count(b'"row":')
     kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in unfinished shards"
-    assert f"rows        {kept}" in said and "; to resume: " in said
+    assert f"rows        {kept}" in said and "; to resume, start" in said
     check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from specdist.data.file_names import SHARD_FOLDERS
 from specdist.data.run.layout import RunLayout
-from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, MAX_SHARDS, ShardPlan
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
 from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows
 from specdist.data.run.publishing import Attempt
 from specdist.data.stats.rows import RowResult
@@ -39,18 +39,12 @@ class RunFolder(RunLayout):
         manifest = self.manifest
         found, sums = manifest.fingerprint, manifest.info.get(COMPLETIONS_PER_SHARD)
         try:
-            num_rows, rows_per_shard = int(found["num_rows"]), int(found["rows_per_shard"])
-            num_shards, num_samples = -(-num_rows // rows_per_shard), int(found["num_samples"])
+            names = ("num_rows", "rows_per_shard", "num_samples")
+            return ShardPlan(*(int(found[name]) for name in names), sums)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise UserError(
                 f"{self.manifest_path} does not say how many rows the run has: {error!r}"
             ) from error
-        if num_shards > MAX_SHARDS:
-            raise UserError(
-                f"{self.manifest_path} is of a run of {num_shards} shards, written by an earlier specdist; "
-                f"this one knows up to {MAX_SHARDS}: read and finish it with that version"
-            )
-        return ShardPlan(num_rows, rows_per_shard, num_samples, sums)
 
     def freeze(self, name: str, value: Any) -> None:
         """Add a value measured at the start to the manifest's ``info``, for restarts to use again."""

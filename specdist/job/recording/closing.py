@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
-import sys
-from pathlib import Path
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.ranks.signals import find_launcher
 from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.start_check.loading_check import LoadingCheck
-from specdist.utils.host import command_line
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 CHECK = "loading_check"
@@ -74,7 +69,7 @@ def exactness(manifest: Manifest) -> str:
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
     """Five or six lines for people on what the finished shards add up to, and what to do next."""
-    next_step = f"to resume: {relaunch_command()}"
+    next_step = "to resume, start the same command, or submit the same job, again"
     if not folder.missing_shards():
         next_step = f"{SHOW} {shlex.quote(str(folder.path))}"
     lines = summary_lines(folder, total, num_devices=num_devices)
@@ -137,24 +132,3 @@ def _nothing_drafted(folder: RunFolder) -> str:
         f"sequences takes {step / 1e6:,.1f} ms, and a pass of the target {alone / 1e6:,.1f} ms without "
         f"candidates and {longer / 1e6:,.1f} ms with one of each"
     )
-
-
-def relaunch_command() -> str:
-    """The command that started this job, as far as its processes can tell."""
-    if "SLURM_JOB_ID" in os.environ:
-        return "submit the same job again"
-    words = list(sys.orig_argv)
-    launcher = find_launcher()
-    if launcher is not None:
-        try:
-            launched = command_line(launcher)
-        except OSError:
-            return "start the same command again"
-        # Something else may have set the launcher's variables and started this process.
-        given = sys.argv[1:]
-        if launched[len(launched) - len(given) :] == given:
-            words = launched
-    # A console command is a script that its interpreter runs.
-    if len(words) > 1 and not words[1].startswith("-") and not words[1].endswith(".py"):
-        words = [Path(words[1]).name, *words[2:]]
-    return shlex.join(words)

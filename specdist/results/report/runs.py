@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from specdist.data.run.reading import read_columns, traces_to_read
+from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
@@ -31,7 +31,6 @@ MAX_SHARDS_READ = 50
 MAX_ROWS_SHOWN = 20
 MAX_PROMPT_CHARACTERS = 80
 # About three million tokens: more would not improve the figures.
-MAX_TRACE_BYTES = 160_000_000
 
 
 @dataclass(frozen=True)
@@ -201,9 +200,11 @@ def _completion_lengths(folder: RunFolder, shards: Sequence[int]) -> np.ndarray:
     return lengths
 
 
-def _read_trace(folder: RunFolder, shards: Iterable[int]) -> pa.Table | None:
-    """Read the shards' traces; None if there is none, or no verified token in any."""
-    read, _ = traces_to_read(folder, shards, MAX_TRACE_BYTES)
-    tables = [read_columns(path, TRACE_COLUMNS) for path in read]
+def _read_trace(folder: RunFolder, shards: Sequence[int]) -> pa.Table | None:
+    """Read the traces of all of these shards, or of evenly spread ones of them; None if there is none, or no
+    verified token in any."""
+    step = -(-len(shards) // MAX_SHARDS_READ)
+    paths = map(folder.trace_path, shards[::step])
+    tables = [read_columns(path, TRACE_COLUMNS) for path in paths if path.is_file()]
     verified = [table.filter(table["is_verified"]) for table in tables]
     return pa.concat_tables(verified) if sum(table.num_rows for table in verified) else None
