@@ -39,7 +39,6 @@ def test_of_parquet_files_few_row_groups_are_in_memory(parquet, monkeypatch):
     assert [prompts.prompt(row) for row in range(20)] == [f"p{row // 10}{row % 10}" for row in range(20)]
     assert len(read) == 8
     assert len(prompts.rows._decoded) <= 5
-    assert prompts.groups("--group_column", "id")["9"] == [9, 19]
     assert prompts.table(20, 20).num_rows == 0
     limited = open_(parquet, limit=11)
     assert limited.num_rows == 11 and limited.table(9, 11).column("id").to_pylist() == [9, 0]

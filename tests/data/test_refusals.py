@@ -147,8 +147,6 @@ FAULTS: list[Fault] = [
 QUESTIONS: list[tuple[dict[str, bytes | pa.Table], dict[str, Any], Then, Sequence[str]]] = [
     ({"a.csv": FIELDS}, PROMPT, lambda prompts: prompts.check_column("--row_options", "seed"),
      ["--row_options seed is not a column", "prompt (string), n (int64)"]),
-    ({"a.jsonl": b'{"prompt": "a", "g": "x"}\n{"prompt": "b", "g": null}\n'}, PROMPT,
-     lambda prompts: prompts.groups("--group_column", "g"), ["--group_column g is null in row 1", "a group"]),
     ({"a.arrow": pa.table({"prompt": ["a"], "g": BAD_JSON})},
      PROMPT, lambda prompts: list(prompts.values("--row_options", "g")),
      ["--row_options g: row 0 cannot be read (g is not valid JSON"]),

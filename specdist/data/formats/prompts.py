@@ -131,20 +131,6 @@ class Prompts:
                 "a column (--prompt_column or --messages_column)"
             )
 
-    def groups(self, option: str, column: str) -> dict[str, list[int]]:
-        """Row numbers by the value of a column, in the order of the first occurrences.
-
-        Raises :class:`UserError`, which names the ``option``, if the column is missing, or is null or damaged
-        in a row.
-        """
-        self.check_column(option, column)
-        groups: dict[str, list[int]] = {}
-        for row, value in enumerate(self.values(option, column)):
-            if value is None:
-                raise UserError(f"{option} {column} is null in row {row}: every row needs a group")
-            groups.setdefault(str(value), []).append(row)
-        return groups
-
     def values(self, option: str, column: str) -> Iterator[Any]:
         """A column's value in every row. Raises :class:`UserError`, which names the ``option``, for bad JSON
         in one of them."""

@@ -147,9 +147,6 @@ class StorePath(_Path):
     def write_text(self, text: str, encoding: str | None = "utf-8", *_: Any) -> int:
         return self.write_bytes(text.encode(encoding or "utf-8"))
 
-    def touch(self, *_: Any, **__: Any) -> None:
-        self.write_bytes(b"")
-
     def create(self, content: bytes) -> bool:
         """Write an object that does not exist; of all callers, on any machine, one gets True."""
         return self.store.create(self.key, content)
