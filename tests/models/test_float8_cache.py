@@ -16,8 +16,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from specdist.models.attention import expansion
-from specdist.models.cache.float8 import from_float8, to_float8
-from specdist.models.cache.key_value import KeyValueCache, LayerShape
+from specdist.models.cache.key_value import KeyValueCache, LayerShape, from_float8, to_float8
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import page_bytes, paged_runner
 from tests.models.chunks import check_rows

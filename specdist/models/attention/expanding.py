@@ -29,8 +29,7 @@ from specdist.models.attention.attention import (
 )
 from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel
-from specdist.models.batch.flat import Segments, causal_bias
-from specdist.models.batch.segments import PagedSegments
+from specdist.models.batch.flat import PagedSegments, Segments, causal_bias
 from specdist.models.cache.key_value import KeyValueCache
 
 # Keys and values that are expanded at a time, unless those of one head take more.

@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 
 from specdist.models.attention.attention import AttentionCall, attend_segments
-from specdist.models.batch.flat import causal_bias
-from specdist.models.batch.segments import PagedSegments
-from specdist.models.cache.float8 import from_float8
-from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.batch.flat import PagedSegments, causal_bias
+from specdist.models.cache.key_value import KeyValueCache, from_float8
 
 # Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.
 MAX_GATHERED_KEYS = 2**17

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from specdist.models.draft_models.block_config import BLOCK
+from specdist.models.draft_models.block import BLOCK
 from specdist.models.draft_models.declaration import Drafter, Placement
 from specdist.models.draft_models.eagle3 import EAGLE3, PEAGLE
 from specdist.models.draft_models.mtp import MTP

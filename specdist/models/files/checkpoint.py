@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from specdist.models.draft_models.block_config import UnknownPart, published_config
+from specdist.models.draft_models.block import UnknownPart, published_config
 from specdist.models.draft_models.declaration import Drafter
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.damage import reading

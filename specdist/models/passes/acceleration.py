@@ -12,7 +12,6 @@ import torch.distributed as dist
 from specdist.models.attention.expanding import kind_of_expanded
 from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
-from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import Capturer, CudaGraphs
@@ -32,7 +31,7 @@ class Acceleration:
         is_fused: fuse the small steps of layers where that gives the same numbers.
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
         keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
-        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
     """
 
     is_static: bool = False
@@ -57,7 +56,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
-            kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
+            kernels=(VarlenKernel(), TritonKernel()),
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,

@@ -24,7 +24,7 @@ from specdist.models.attention.kernel import SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.batch.flat import FlatBatch, PassOutputs, for_layers
-from specdist.models.cache.branch_pages import BranchPageTable
+from specdist.models.cache.key_value import BranchPageTable
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.draft_models.declaration import ReadStates
 from specdist.models.families.dry_run import LayerShapes, positions_of, recording, refuse_foreign

@@ -19,8 +19,14 @@ from specdist.models.attention.attention import GroupedAttention, LayerAttention
 from specdist.models.attention.expanding import ExpandedAttention, expanding_segments
 from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
-from specdist.models.batch.flat import FlatBatch, PassOutputs, Segments, plan_attention, slot_mapping
-from specdist.models.batch.segments import ragged_segments
+from specdist.models.batch.flat import (
+    FlatBatch,
+    PassOutputs,
+    Segments,
+    plan_attention,
+    ragged_segments,
+    slot_mapping,
+)
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.families.dry_run import LayerShapes

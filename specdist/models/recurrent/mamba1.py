@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.mamba2 import Mamba2Tokens, outputs_of
-from specdist.models.recurrent.modules import OfModule, has_parts
+from specdist.models.recurrent.mixers import OfModule, has_parts
 from specdist.models.recurrent.runs import Runs, StateShape
+from specdist.models.recurrent.short_convolution import causal_convolution
 
 PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
 NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")

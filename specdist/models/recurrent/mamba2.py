@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
-from specdist.models.recurrent.libraries import mamba2_on
-from specdist.models.recurrent.modules import OfModule, has_parts
+from specdist.models.recurrent.mixers import OfModule, has_parts
 from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
+from specdist.models.recurrent.short_convolution import causal_convolution
 
 # The tokens of a prompt's chunk: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
@@ -107,9 +106,7 @@ def outputs_of(tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: 
         return run(state_SHPN, tokens.at(padded), rates, padded.borders_S)
 
     kernel = kernels and (lambda numbers_5S: kernels.mamba(output, held, numbers_5S, *tokens, rates))
-    library = kernels and rates.dim() == 1 and mamba2_on(held.device, tokens.x.dtype)
-    of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens), rates))
-    return recur(output, held, runs, kernel, plain, of_library or None)
+    return recur(output, held, runs, kernel, plain)
 
 
 class Mamba2(OfModule):

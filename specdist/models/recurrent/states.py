@@ -31,7 +31,7 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.mixers import Mixer
 from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.runs import STATE_DTYPE, Runs, StateShape, padded_of
@@ -234,24 +234,16 @@ class RecurrentStates:
         return Line(carried_SC.flatten(), before_N, new_T, ring_T, new_T - self.num_before), numbers_5S
 
     def _runs(self, numbers_5S: np.ndarray) -> list[Runs]:
-        """Segments that run together: by a kernel or a library, or of similar lengths."""
+        """Segments that run together: all of them by a kernel, or those of similar lengths."""
         lengths_S = numbers_5S[3] - numbers_5S[2]
-        if self.has_kernels:
-            groups_S = lengths_S > MAX_KERNEL_TOKENS
-        else:
-            groups_S = np.ceil(np.log2(np.maximum(lengths_S, 1)))
+        groups_S = np.ceil(np.log2(np.maximum(lengths_S, 1))) * (not self.has_kernels)
         # Padding of static passes has no tokens, or no state.
         is_used_S = (lengths_S > 0) & (numbers_5S[4] >= 0)
         found = []
         for group in np.unique(groups_S[is_used_S]):
             own_5S = np.ascontiguousarray(numbers_5S[:, is_used_S & (groups_S == group)])
-            found.append(
-                Runs(
-                    torch.from_numpy(own_5S).to(self._device),
-                    None if self.has_kernels else padded_of(own_5S, self._device),
-                    own_5S if self.has_kernels and group else None,
-                )
-            )
+            padded = None if self.has_kernels else padded_of(own_5S, self._device)
+            found.append(Runs(torch.from_numpy(own_5S).to(self._device), padded))
         return found
 
 

@@ -31,8 +31,7 @@ from specdist.models.recurrent.cuts import NORM, ROWWISE
 from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.sizes import NO_STATES, StateSizes
 from specdist.models.sharding.tp_plan import SUMMED, WHOLE, planned_cuts
-from specdist.models.sizes.expert_sizes import Experts
-from specdist.models.sizes.layer_sizes import LayerCache, layers_of
+from specdist.models.sizes.layer_sizes import Experts, LayerCache, layers_of
 
 # One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
@@ -63,7 +62,7 @@ class ModelSize:
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
-        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
         has_whole_experts: on several ranks, each on one (expert parallelism), instead of a part on each.
         quantized_by: the option, with its value, that has linear layers quantised while it is loaded.
     """

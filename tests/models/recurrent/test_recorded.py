@@ -86,15 +86,3 @@ def _logits(
     """Of tokens that are others in every pass."""
     batch = tokens_of(slots, ends[slots], lengths, seed)
     return runner.forward(batch, np.arange(len(batch)))
-
-
-def test_long_chunks_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are left to a library; a block after them is recorded."""
-    use_twins(monkeypatch)
-    capturer = TapeCapturer()
-    runner = runner_of("mamba2", Acceleration(is_static=True, capturer=capturer), Rollback(1))
-    ends = np.zeros(NUM_SLOTS, int)
-    for length, num_captures in ((200, 0), (5, 1)):
-        _logits(runner, np.arange(1), ends, np.array([length]), 0)
-        assert capturer.num_captures == num_captures
-        ends += length
