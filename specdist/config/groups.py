@@ -203,7 +203,6 @@ class TrustOptions:
     trust_remote_code: bool = option(
         False, help="run custom code from a model's folder (auto_map); without it such a model is refused"
     )
-    allow_pickle: bool = option(False, help="load pickled *.bin weights if a model has no safetensors")
 
 
 @dataclass(kw_only=True)

@@ -205,9 +205,7 @@ def batch_limits(
 def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1) -> Checkpoint:
     role = option.removeprefix("--")
     quantization, adapter = (getattr(config, f"{role}_{what}") for what in ("quantization", "adapter"))
-    checkpoint = open_checkpoint(
-        option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
-    )
+    checkpoint = open_checkpoint(option, name, trust_remote_code=config.trust_remote_code)
     checkpoint = dataclasses.replace(
         checkpoint, quantization=quantization, has_float8_cache=config.cache_dtype is not None
     )

@@ -27,7 +27,7 @@ from specdist.models.draft_models.declaration import Drafter
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter
-from specdist.models.files.weight_files import PICKLE_SUFFIX, SAFETENSORS_NAME, find_weight_files
+from specdist.models.files.weight_files import SAFETENSORS_NAME, find_weight_files
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -93,10 +93,6 @@ class Checkpoint:
         return keeps_states(self.config)
 
     @property
-    def is_pickled(self) -> bool:
-        return any(path.suffix == PICKLE_SUFFIX for path in self.weight_files)
-
-    @property
     def max_positions(self) -> int:
         """Longest sequence that the model was made for; states alone know no longest one."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", MOST_POSITIONS))
@@ -156,19 +152,15 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(
-    option: str, name: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
-) -> Checkpoint:
+def open_checkpoint(option: str, name: str, *, trust_remote_code: bool = False) -> Checkpoint:
     """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable.
 
     Args:
         trust_remote_code: run custom code in the model's folder.
-        allow_pickle: read pickled weights if there are no safetensors.
     """
     folder = Path(name)
     if not folder.is_dir():
-        extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
-        folder = from_hub(option, name, [*HUB_PATTERNS, *extra])
+        folder = from_hub(option, name, [*HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])])
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         raise UserError(
             f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), not a whole model: for "
@@ -195,7 +187,6 @@ def open_checkpoint(
             option,
             name,
             folder,
-            allows_pickle=allow_pickle,
             first=getattr(config, "transformers_weights", None) or SAFETENSORS_NAME,
         ),
         trusts_code=trust_remote_code,

@@ -171,7 +171,7 @@ def load_whole(
             device_map=None if device.type == "cpu" else {"": device},
             output_loading_info=True,
             trust_remote_code=checkpoint.trusts_code,
-            use_safetensors=not checkpoint.is_pickled,
+            use_safetensors=True,
         )
     except (OSError, SafetensorError) as error:
         raise _vanished(checkpoint, error) from error
@@ -198,7 +198,7 @@ def _merge_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 
 def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     """Whether the model is made of its stored tensors alone, without code of its own."""
-    if checkpoint.trusts_code or checkpoint.is_pickled:
+    if checkpoint.trusts_code:
         return False
     names = WeightNames(build_without_weights(checkpoint, dtype))
     taken = set().union(*names.takers(_stored_shapes(checkpoint)).values())
