@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 

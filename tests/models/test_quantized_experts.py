@@ -16,9 +16,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.packed_experts import PackedExperts, packed_experts_of
+from specdist.models.loading.places import check_weights
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sharding.experts import experts_of

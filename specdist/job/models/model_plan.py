@@ -21,14 +21,14 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.attention.rope import recomputed_from, rope_borders
-from specdist.models.drafters.drafters import check_drafter
-from specdist.models.drafters.mtp_loading import open_mtp
+from specdist.models.drafters.files import open_mtp
+from specdist.models.drafters.runner import check_drafter
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, open_checkpoint
 from specdist.models.files.generation import default_options
 from specdist.models.heads.drafts import DraftHead, open_draft_head
 from specdist.models.loading.adapter_folder import open_adapter
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.models.passes.all_reduce import Choice
 from specdist.models.sharding.tp_plan import check_heads
 from specdist.models.sizes.reserve import gib

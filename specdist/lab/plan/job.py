@@ -29,7 +29,7 @@ from specdist.lab.plan.report import (
     shapes_note,
 )
 from specdist.lab.plan.shapes import NAMED, named_config
-from specdist.models.drafters.mtp_loading import head_config
+from specdist.models.drafters.files import head_config
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
 from specdist.models.sizes.sizes import ModelSize, size_of

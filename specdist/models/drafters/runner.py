@@ -1,5 +1,5 @@
-"""A drafter of the target's states with its cache, run by the same function as every model; and its blocks,
-of which there is one pass in a round's first step.
+"""Drafters of the target's states, whatever their kind: loaded with their caches, and run by the same
+function as every model; and their blocks, of which there is one pass in a round's first step.
 
 T flat tokens of a batch, S numbers of the target's states of a token, side by side, A sequences, B tokens of
 a block, M mask tokens of one, N tokens of a pass, E hidden size, v vocabulary of the draft.
@@ -17,9 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.batch.flat import FlatBatch
-from specdist.models.draft_models.declaration import Drafter
-from specdist.models.draft_models.eagle3 import LlamaForCausalLMEagle3
+from specdist.models.draft_models.block import BLOCK
+from specdist.models.draft_models.declaration import Drafter, Placement
+from specdist.models.draft_models.eagle3 import EAGLE3, PEAGLE, LlamaForCausalLMEagle3
+from specdist.models.draft_models.mtp import MTP
+from specdist.models.drafters.files import check_mtp, check_own_files, load_mtp, load_own_files
 from specdist.models.drafters.passes import BlockPass, DrafterLayers, DrafterPass, Eagle3Layers, MtpLayers
+from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.uploads import upload
@@ -272,3 +276,34 @@ class DrafterRunner(ModelRunner):
         if self._num_kept:
             self._waiting.append(batch)
         return torch.empty(0, self.model.config.get_text_config().vocab_size, device=self.device)
+
+
+class _Loading(NamedTuple):
+    check: Callable[[Checkpoint, Checkpoint], None]
+    load: Callable[[Checkpoint, Checkpoint, Placement], PreTrainedModel]
+
+
+LOADINGS: dict[Drafter, _Loading] = {
+    EAGLE3: _Loading(check_own_files, load_own_files),
+    PEAGLE: _Loading(check_own_files, load_own_files),
+    MTP: _Loading(check_mtp, load_mtp),
+    BLOCK: _Loading(check_own_files, load_own_files),
+}
+
+
+def check_drafter(draft: Checkpoint, target: Checkpoint) -> None:
+    """Compare the drafter with its target, and with the headers of its files.
+
+    Raises :class:`UserError` for one of another target, or of a form that is not read here.
+    """
+    assert draft.drafter is not None
+    LOADINGS[draft.drafter].check(draft, target)
+
+
+def load_drafter(
+    draft: Checkpoint, target: Checkpoint, placement: Placement, on_pass: Callable[[], None] | None = None
+) -> DrafterRunner:
+    """Raises :class:`UserError` if files have changed since they were checked."""
+    assert draft.drafter is not None
+    model = LOADINGS[draft.drafter].load(draft, target, placement)
+    return DrafterRunner(model, placement.device, draft.drafter, on_pass, draft.has_float8_cache)

@@ -28,8 +28,8 @@ from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, b
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
+from specdist.models.recurrent.kinds import NO_STATES, StateSizes
 from specdist.models.recurrent.rollback import Rollback
-from specdist.models.recurrent.sizes import NO_STATES, StateSizes
 from specdist.models.sharding.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.sizes.layer_sizes import Experts, LayerCache, layers_of
 
