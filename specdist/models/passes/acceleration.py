@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
+from specdist.models.attention.kernel import PagedKernel, TritonKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import Capturer, CudaGraphs
@@ -54,7 +54,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
-            kernels=(VarlenKernel(), TritonKernel()),
+            kernels=(TritonKernel(),),
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,
