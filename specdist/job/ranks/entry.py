@@ -164,7 +164,6 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    # The last of these logs a line for every layer of every pass.
     for noisy in ("aiobotocore", "botocore", "httpcore", "httpx", "DeepSpeed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # Every rank logs the CPUs that it is bound to.
