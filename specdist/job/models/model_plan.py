@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import HOST_SEQS, MTP, SELF
+from specdist.config.groups import HOST_SEQS, MTP
 from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
@@ -78,13 +78,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     draft = head = None
     if config.uses_draft_model:
         assert config.draft is not None
-        if config.draft.startswith(SELF):
-            kind = config.draft.removeprefix(SELF)
-            draft = dataclasses.replace(
-                target, option="--draft", name=config.draft, quantization=kind, is_self=True
-            )
-            check_weights(draft, 1)
-        elif config.draft == MTP:
+        if config.draft == MTP:
             draft = open_mtp(target, config.draft)
         else:
             draft = _open_model("--draft", config.draft, config)

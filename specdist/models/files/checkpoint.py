@@ -56,9 +56,8 @@ TOKENWISE_LAYER_TYPES = {"mlp", "moe"}
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
-    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``is_self``: the target's
-    own files, as those of a draft; ``has_float8_cache``: its keys and values are kept in 8 bits
-    (``--cache_dtype``)."""
+    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``has_float8_cache``: its
+    keys and values are kept in 8 bits (``--cache_dtype``)."""
 
     option: str
     name: str
@@ -68,18 +67,12 @@ class Checkpoint:
     trusts_code: bool = False
     quantization: str | None = None
     adapter: LoraAdapter | None = None
-    is_self: bool = False
     has_float8_cache: bool = False
 
     @property
     def drafter(self) -> Drafter | None:
         """The kind of a draft that reads the target's states; None for other models."""
         return drafter_of(self.config)
-
-    @property
-    def quantizing_option(self) -> str:
-        """The option that has its layers quantised while it is loaded."""
-        return self.option if self.is_self else f"{self.option}_quantization"
 
     @property
     def has_experts(self) -> bool:

@@ -129,12 +129,12 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
         raise UserError(
             f"{what} stores tensors ({_shown(converted)}) that {type(model).__name__} has split or "
             "joined, as those of single experts; such models are not quantised here: leave "
-            f"{checkpoint.quantizing_option} out"
+            f"{checkpoint.option}_quantization out"
         )
     if quantization_of(checkpoint) is not None and not quantized.layers and not quantized.parts:
         is_asked = checkpoint.quantization is not None
         remedy = (
-            f"leave {checkpoint.quantizing_option} out" if is_asked else "fetch an unquantised checkpoint"
+            f"leave {checkpoint.option}_quantization out" if is_asked else "fetch an unquantised checkpoint"
         )
         raise UserError(
             f"{what}: none of its layers can be quantised ({type(model).__name__} has no plain linear layers "

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.config.groups import SELF, ExpertParallel
+from specdist.config.groups import ExpertParallel
 from specdist.models.attention.latent import can_absorb
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
@@ -260,9 +260,7 @@ def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
         trusts_code=checkpoint.trusts_code,
         quantization=quantization_of(checkpoint),
     )
-    asked = checkpoint.quantization and (
-        f"{checkpoint.quantizing_option} {SELF * checkpoint.is_self}{checkpoint.quantization}"
-    )
+    asked = checkpoint.quantization and f"{checkpoint.option}_quantization {checkpoint.quantization}"
     return replace(size, has_float8_cache=checkpoint.has_float8_cache, quantized_by=asked)
 
 
