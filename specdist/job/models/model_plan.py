@@ -26,7 +26,7 @@ from specdist.models.drafters.runner import check_drafter
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, open_checkpoint
 from specdist.models.files.generation import default_options
-from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.models.heads.head import DraftHead, open_draft_head
 from specdist.models.loading.adapter_folder import open_adapter
 from specdist.models.loading.places import check_weights
 from specdist.models.passes.all_reduce import Choice

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.recurrent.gated_delta import gated_delta
 from specdist.models.recurrent.mamba import Mamba1, Mamba2
 from specdist.models.recurrent.mixers import Mixer
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.runs import STATE_DTYPE, StateShape
 from specdist.models.recurrent.short_convolution import short_convolution
 

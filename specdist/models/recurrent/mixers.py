@@ -57,14 +57,6 @@ class Mixer(Protocol):
         ...
 
 
-class Mixing(Protocol):
-    """What recurrent layers call once each."""
-
-    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
-        """Outputs [T, O] of the tokens' rows."""
-        ...
-
-
 def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
     """Outputs [1, O] of a sequence's only token, for a dry run."""
     shape, device = mixer.shape, rows_1R.device

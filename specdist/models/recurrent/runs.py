@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.recurrent.rollback import Rollback
+from specdist.models.cache.prefix_states import Rollback
 
 STATE_DTYPE = torch.float32
 

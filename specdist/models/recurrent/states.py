@@ -4,7 +4,7 @@ A state is a sum over all tokens so far, and no token can be taken out of it aga
 after all tokens but the last few, which may still be rolled back, and of these what the layer needs to run
 them: their *rows*, a few kilobytes each, where a copy of the state would take megabytes. A pass runs the rows
 that are still valid once more, then its own tokens, and leaves the state after those that no later pass can
-take back (:class:`specdist.models.recurrent.rollback.Rollback`).
+take back (:class:`specdist.models.cache.prefix_states.Rollback`).
 
 Positions alone decide. A pass whose tokens begin at a position keeps the rows before it and drops those after
 it; a sequence's first token begins without a state. So engine and draft need to say nothing of acceptance:
@@ -31,9 +31,9 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.mixers import Mixer
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.runs import STATE_DTYPE, Runs, StateShape, padded_of
 
 NO_COPIES = np.zeros((3, 0), np.int64)

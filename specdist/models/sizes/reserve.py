@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.models.attention.kernel import MAX_SPLIT_BYTES
+from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.passes.graphs import MAX_GRAPHS
 from specdist.models.passes.static import MAX_TOKENS, bucket_of_tokens
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, RECORDED_LENGTHS
-from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.host import GIB, MIB
 

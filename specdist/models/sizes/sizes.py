@@ -23,13 +23,13 @@ from transformers.pytorch_utils import Conv1D
 
 from specdist.config.groups import ExpertParallel
 from specdist.models.attention.latent import can_absorb
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
 from specdist.models.recurrent.kinds import NO_STATES, StateSizes
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.sharding.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.sizes.layer_sizes import Experts, LayerCache, layers_of
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
-from specdist.models.recurrent.rollback import Rollback
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
 from tests.models.all_families import build
