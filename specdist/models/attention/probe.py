@@ -27,6 +27,19 @@ from specdist.models.cache.key_value import to_float8
 from specdist.utils.ranges import arange_segments
 from specdist.utils.trial import check_difference, first_right, tolerance_of, why_not
 
+# (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
+# verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
+PROBES = (
+    ((1, 1), (1, 38), (1, 2100)),
+    ((5, 2), (5, 44), (5, 2105)),
+    ((1, 64), (6, 301), (130, 130), (70, 520)),
+)
+SEED = 0
+# exp(8) are 3000 keys.
+MOST_SINK = 8.0
+
+logger = logging.getLogger(__name__)
+
 
 def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
     """Attention over pages, in float32: [T, H, D]."""
@@ -72,20 +85,6 @@ def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
             probabilities_HQL = torch.exp(scores_HQL - sums_HQ[..., None])
         outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
     return torch.cat(outputs)
-
-
-# (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
-# verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
-PROBES = (
-    ((1, 1), (1, 38), (1, 2100)),
-    ((5, 2), (5, 44), (5, 2105)),
-    ((1, 64), (6, 301), (130, 130), (70, 520)),
-)
-SEED = 0
-# exp(8) are 3000 keys.
-MOST_SINK = 8.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,15 @@ from specdist.utils.trial import first_right
 LARGEST = 448.0
 SCALE_DTYPE = torch.bfloat16
 
+# The check's sizes: places that are far apart, heads and widths that no block divides.
+PLACES, NUM_PLACES = (7, 0, 30, 13), 32
+NUM_HEADS, WIDTH = 3, 40
+# Pages of keys and of values, places [T], keys and values [T, G, D]; of pages in 8 bits also those of the
+# scales of keys and of values.
+Writer = Callable[..., None]
+
+logger = logging.getLogger(__name__)
+
 
 def to_float8(tokens_TGD: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers' bits, uint8 [T, G, D], and their scales [T, G]. What is not finite makes its head so."""
@@ -45,17 +54,6 @@ def to_float8(tokens_TGD: Tensor) -> tuple[Tensor, Tensor]:
 def from_float8(bits: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Numbers [..., G, D] of bits [..., G, D] with scales [..., G]."""
     return (bits.view(torch.float8_e4m3fn).float() * scales.float()[..., None]).to(dtype)
-
-
-# The check's sizes: places that are far apart, heads and widths that no block divides.
-PLACES, NUM_PLACES = (7, 0, 30, 13), 32
-NUM_HEADS, WIDTH = 3, 40
-
-logger = logging.getLogger(__name__)
-
-# Pages of keys and of values, places [T], keys and values [T, G, D]; of pages in 8 bits also those of the
-# scales of keys and of values.
-Writer = Callable[..., None]
 
 
 def plain_write(

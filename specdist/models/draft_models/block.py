@@ -30,6 +30,25 @@ from specdist.models.draft_models.layers import Attend, DrafterLayer, OwnVocabul
 
 GATED = "gated"
 
+SPECULATORS_TYPE = "speculators_model_type"
+DFLASH, DSPARK, EAGLE3_TYPE, PEAGLE = "dflash", "dspark", "eagle3", "peagle"
+AUTHORS_ARCHITECTURE = "DFlashDraftModel"
+VANILLA, LAYERS = "vanilla", "transformer_layer_config"
+# What changes nothing of what a drafter computes, or is read elsewhere.
+_NEUTRAL = {
+    "_name_or_path", "architectures", "auto_map", "dtype", "has_no_defaults_at_init", "model_type",
+    "speculators_config", "speculators_model_type", "speculators_version", "tie_word_embeddings",
+    "torch_dtype", "transformers_version",
+}  # fmt: skip
+_READ = {
+    "aux_hidden_state_layer_ids", "block_size", "draft_vocab_size", "mask_token_id", "sample_from_anchor",
+    "sliding_window_non_causal", "target_hidden_size", LAYERS,
+}  # fmt: skip
+_READ_OF_DSPARK = {
+    "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
+}  # fmt: skip
+_READ_OF_AUTHORS = {"block_size", "mask_token_id", "target_layer_ids"}
+
 
 class MarkovHead(nn.Module):
     """DSpark's head for what the token before one adds to its logits, in two matrices of a low rank;
@@ -129,25 +148,7 @@ class BlockDrafter(OwnVocabularyModel):
 
 
 ARCHITECTURE = "BlockDrafter"
-SPECULATORS_TYPE = "speculators_model_type"
-DFLASH, DSPARK, EAGLE3_TYPE, PEAGLE = "dflash", "dspark", "eagle3", "peagle"
-AUTHORS_ARCHITECTURE = "DFlashDraftModel"
-VANILLA, LAYERS = "vanilla", "transformer_layer_config"
-# What changes nothing of what a drafter computes, or is read elsewhere.
-_NEUTRAL = {
-    "_name_or_path", "architectures", "auto_map", "dtype", "has_no_defaults_at_init", "model_type",
-    "speculators_config", "speculators_model_type", "speculators_version", "tie_word_embeddings",
-    "torch_dtype", "transformers_version",
-}  # fmt: skip
-_READ = {
-    "aux_hidden_state_layer_ids", "block_size", "draft_vocab_size", "mask_token_id", "sample_from_anchor",
-    "sliding_window_non_causal", "target_hidden_size", LAYERS,
-}  # fmt: skip
-_READ_OF_DSPARK = {
-    "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
-}  # fmt: skip
 _EAGLE_LAYERS: dict[Any, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
-_READ_OF_AUTHORS = {"block_size", "mask_token_id", "target_layer_ids"}
 
 
 class UnknownPart(ValueError):

@@ -20,6 +20,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 # every temperature.
 UNKNOWN_LOGIT = -1e30
 
+# A layer's attention: from queries [T, H, D], or none, and keys and values [T, G, D] to as many [.., H, D].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
 
 class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     """``d2t`` holds, for every id of the draft, how far the target's id lies above it; ``t2d``, for every id
@@ -66,8 +69,6 @@ class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
 
 MLPS: dict[str, type[nn.Module]] = {"llama": LlamaMLP, "qwen3": Qwen3MLP}
-# A layer's attention: from queries [T, H, D], or none, and keys and values [T, G, D] to as many [.., H, D].
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Rotation(NamedTuple):

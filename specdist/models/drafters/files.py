@@ -31,6 +31,10 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 PREFIX = "model."
 MAP_KINDS = {"d2t": "I64", "t2d": "BOOL"}
 
+REMEDY = "name a draft model with --draft, or ngram"
+
+logger = logging.getLogger(__name__)
+
 
 def check_own_files(draft: Checkpoint, target: Checkpoint) -> None:
     """Compare the draft with the target, and its configuration with the headers of its files.
@@ -157,11 +161,6 @@ def _check_map(draft: Checkpoint, model: Any) -> None:
             f"{draft.option} {draft.name}: d2t does not give every id of the draft one of the target's "
             f"{model.config.vocab_size}: fetch it again"
         )
-
-
-logger = logging.getLogger(__name__)
-
-REMEDY = "name a draft model with --draft, or ngram"
 
 
 def head_config(config: Any, draft: str, target: str) -> Any:

@@ -47,6 +47,11 @@ NUM_FEATURES = 3
 # Smaller probabilities are clamped to this.
 LEAST_PROBABILITY = 1e-6
 
+HUB_SNAPSHOTS = "snapshots"
+# Blocks of each weight file, spread evenly from its first byte to its last.
+NUM_BLOCKS = 256
+BLOCK_BYTES = 2**12
+
 
 class TokenHead(HiddenStateHead):
     """ResNet of ``depth`` residual layers x + SiLU(Wx + b) and a linear one to a single logit (SpecDec++,
@@ -149,12 +154,6 @@ def load_head(
             "train the head again"
         ) from error
     return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
-
-
-HUB_SNAPSHOTS = "snapshots"
-# Blocks of each weight file, spread evenly from its first byte to its last.
-NUM_BLOCKS = 256
-BLOCK_BYTES = 2**12
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ from specdist.models.sharding.experts import share_sums
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
 
+logger = logging.getLogger(__name__)
+
 
 class Filling:
     """The parameters of a model that have memory, and what of them is still missing.
@@ -144,9 +146,6 @@ class Filling:
 
 def _plain(whole: Tensor | QuantizedWeight) -> Tensor:
     return whole if isinstance(whole, Tensor) else whole.dequantized(torch.float32)
-
-
-logger = logging.getLogger(__name__)
 
 
 def load_whole(

@@ -31,6 +31,8 @@ from specdist.models.quantized.quantized import (
 )
 from specdist.utils.errors import UserError
 
+NUM_SHOWN = 3
+
 
 @dataclass(frozen=True)
 class StoredPlaces:
@@ -92,9 +94,6 @@ class StoredPlaces:
                 found.setdefault(name, []).append((tensor, piece))
         formats = self.quantized.formats
         return {name: each for name, each in found.items() if any(tensor in formats for tensor, _ in each)}
-
-
-NUM_SHOWN = 3
 
 
 def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:

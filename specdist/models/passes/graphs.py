@@ -27,6 +27,11 @@ FIRST_GRAPHS = 16
 # The largest difference of a replay from the pass itself, and what is permitted.
 Difference = Callable[[Tensor, Tensor], tuple[float, float]]
 
+# While one buffer is being copied, the next pass fills another; the host may be many draft steps ahead of the
+# device, so more buffers are made when all are in flight, up to a bound.
+NUM_HOST_BUFFERS = 3
+MAX_HOST_BUFFERS = 32
+
 logger = logging.getLogger(__name__)
 
 
@@ -279,12 +284,6 @@ def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]
     error = float((found - expected).masked_fill_(is_same, 0.0).abs().max())
     largest = max(1.0, float(expected.masked_fill(~expected.isfinite(), 0.0).abs().max()))
     return error, tolerance_of("pass", expected.dtype) * largest
-
-
-# While one buffer is being copied, the next pass fills another; the host may be many draft steps ahead of the
-# device, so more buffers are made when all are in flight, up to a bound.
-NUM_HOST_BUFFERS = 3
-MAX_HOST_BUFFERS = 32
 
 
 class Event(Protocol):

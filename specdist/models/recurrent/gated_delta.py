@@ -37,6 +37,9 @@ from specdist.models.recurrent.short_convolution import causal_convolution
 CHUNK_TOKENS, FINE_CHUNK_TOKENS = 64, 16
 NORM_EPSILON = 1e-6
 
+OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
+OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
+
 
 class DeltaTokens(NamedTuple):
     """What tokens do to the state, float32: queries and keys [S, H, L, K], values [S, H, L, V], logarithms of
@@ -137,10 +140,6 @@ class _Chunk:
             all_S.exp().transpose(2, 3) * self._state
             + (self._tokens.keys * left).transpose(2, 3) @ self._corrections
         )
-
-
-OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
-OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
 
 
 class GatedDelta(OfModule):

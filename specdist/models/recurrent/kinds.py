@@ -23,6 +23,12 @@ KINDS: tuple[Callable[[nn.Module], Mixer | None], ...] = (
     Mamba1.of,
 )
 
+# A product and a sum of each number of a state: its decay, what it has for a key, what is added, what a query
+# reads.
+STATE_FLOPS = 8
+# States before and after a pass, and what a chunk adds; of a token's row what is made of it in float32.
+STATE_COPIES, ROW_COPIES = 3, 20
+
 
 def mixer_of(module: nn.Module) -> Mixer | None:
     """The mixer of a module, by its parts; None of one that keeps no state."""
@@ -33,13 +39,6 @@ def mixers_of(model: nn.Module) -> dict[str, Mixer]:
     """A model's mixers, by the names of their modules."""
     found = ((name, mixer_of(module)) for name, module in model.named_modules())
     return {name: mixer for name, mixer in found if mixer is not None}
-
-
-# A product and a sum of each number of a state: its decay, what it has for a key, what is added, what a query
-# reads.
-STATE_FLOPS = 8
-# States before and after a pass, and what a chunk adds; of a token's row what is made of it in float32.
-STATE_COPIES, ROW_COPIES = 3, 20
 
 
 @dataclass(frozen=True)

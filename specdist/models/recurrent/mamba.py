@@ -37,6 +37,9 @@ PARTS = (
 
 Run = Callable[[Tensor, "Mamba2Tokens", Tensor, Tensor], tuple[Tensor, Tensor]]
 
+MAMBA1_PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
+NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
+
 
 class Mamba2Tokens(NamedTuple):
     """What tokens do to the state, and read of it: x [S, L, H, P], the time steps, float32 [S, L, H], and B
@@ -187,10 +190,6 @@ class Mamba2(OfModule):
             mixed_TO = module.norm(mixed_TO[None], rest[None])[0]
         output: Tensor = module.out_proj(mixed_TO.to(rest.dtype))
         return output
-
-
-MAMBA1_PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
-NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
 def run_mamba1(

@@ -19,6 +19,10 @@ SLIDING = ("sliding_attention", "local")
 # Kinds of layers without attention.
 KEYLESS = (STATE_LAYER_TYPES | TOKENWISE_LAYER_TYPES) - {HYBRID}
 
+# Numbers of an expert's inner width that a grouped product on a GPU computes at a time: fewer cost as much.
+# Assumed.
+TILE_WIDTH = 64
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -77,11 +81,6 @@ def layers_of(text: Any, model: nn.Module) -> tuple[LayerCache, ...]:
         width = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
         layers.append(LayerCache(kv_heads_of(own), width, width, window if kind in SLIDING else None))
     return tuple(layers)
-
-
-# Numbers of an expert's inner width that a grouped product on a GPU computes at a time: fewer cost as much.
-# Assumed.
-TILE_WIDTH = 64
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ PAGE_SIZE = 16
 # What these say that a runner uses, the one of the run says again.
 SAID_AGAIN = tuple(logging.getLogger(module.__name__) for module in (fusing, probe))
 
+# Rounded partial sums of several ranks have a few times the error of one rank.
+TOLERANCE_FACTOR = 8.0
+# The tolerance for float32, where the measured error may be 0, but sums in another order differ.
+LEAST_TOLERANCE = 2.0**-10
+# Where inputs of layers are rounded to 8 bits, sums in another order move some to the next number.
+LEAST_ROUNDED_TOLERANCE = 2.0**-5
+MAX_REASON_CHARACTERS = 200
+
+logger = logging.getLogger(__name__)
+
 
 def run_loaded(model: PreTrainedModel, sample: Sample, device: torch.device) -> dict[str, Tensor]:
     """The same as :func:`specdist.models.start_check.reference.run_reference`, of this rank's heads and
@@ -164,17 +174,6 @@ def _only_layers(model: PreTrainedModel, sample: Sample) -> Iterator[None]:
     finally:
         for each in reversed(undo):
             each()
-
-
-# Rounded partial sums of several ranks have a few times the error of one rank.
-TOLERANCE_FACTOR = 8.0
-# The tolerance for float32, where the measured error may be 0, but sums in another order differ.
-LEAST_TOLERANCE = 2.0**-10
-# Where inputs of layers are rounded to 8 bits, sums in another order move some to the next number.
-LEAST_ROUNDED_TOLERANCE = 2.0**-5
-MAX_REASON_CHARACTERS = 200
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
