@@ -233,7 +233,7 @@ def plan(config: BenchmarkConfig) -> list[Work]:
     job = GenerateConfig(**config.job_options(has_draft=True), output="")
     models = plan_models(job)
     target, draft = models.target, models.draft
-    if config.draft is not None and (draft is None or draft.is_self or draft.drafter is not None):
+    if config.draft is not None and (draft is None or draft.drafter is not None):
         raise UserError(f"--draft {config.draft} is not a model by itself: name the folder or hub id of one")
     columns = {"prompt_column": job.prompt_column, "messages_column": job.messages_column}
     prompts = open_prompts(job.prompts, limit=job.limit, **columns)

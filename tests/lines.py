@@ -42,7 +42,7 @@ DEFAULT_ON_GPU = f"""
     RunLengths     AheadDrafter FirstAhead BranchTable ToRank TargetStates
     Link Draft    RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport MemoryGuard
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments
-    VarlenKernel SymmetricMemory DraftDistributions     sampling_kernels DraftDraws Winners
+    TritonKernel SymmetricMemory DraftDistributions     sampling_kernels DraftDraws Winners
     BranchPageTable KeyValueCache writer_on DraftFeatures Goodput CostModel     RoundChooser
     residual_norm paged_attention search_kernel
 """

@@ -70,7 +70,7 @@ TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
     "engine.schedule.stopping", "job.totals.card", "job.totals.hub", "job.totals.report",
     "job.totals.status", "lab.plan.hardware", "lab.plan.simulate",
-    "models.cache.branch_pages", "models.cache.pages", "models.heads.examples",
+    "models.cache.pages", "models.heads.examples",
     "models.heads.info", "models.heads.roc", "policies", "results.evaluate.config", "results.evaluate.run",
     "results.report", "results.runs", "sampling.keys", "sampling.processing.options",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",

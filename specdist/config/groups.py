@@ -26,24 +26,12 @@ EXPERT_PARALLEL = (
     "where ranks share a target's experts: always = each is whole, on one rank; never = each rank has a part "
     "of every one; auto = what is counted cheaper"
 )
-# A draft that is the target itself with fewer bits (QuantSpec, arXiv:2502.10424).
-SELF, SELF_KINDS = "self:", ("int4", "int8", "float8")
-OWN_KIND = Rule(
-    lambda draft: not is_own(draft) or draft.removeprefix(SELF) in SELF_KINDS,
-    f"is not a kind of the target's own weights: use {', '.join(SELF + kind for kind in SELF_KINDS)}, or "
-    "name a model",
-)
 BYTES_PER_UNIT = {
     "": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9
 }  # fmt: skip
 # A draft that is the target's own multi-token prediction head.
 MTP = "mtp"
 SIZE = Rule(lambda size: bytes_of(size) is not None, "is not a size: write it like 8GiB")
-
-
-def is_own(draft: str | None) -> bool:
-    """Whether a draft has the target's own weights."""
-    return draft is not None and draft.startswith(SELF)
 
 
 def bytes_of(size: str | None) -> int | None:
@@ -62,11 +50,10 @@ class ModelOptions:
 
     target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
     draft: str | None = option(
-        None, rule=OWN_KIND,
-        help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
-        "weights, quantised but for experts; mtp = its multi-token prediction head; ngram = no model, "
-        "candidates from a row's own tokens; none = target only",
-    )  # fmt: skip
+        None,
+        help="hub id or folder of the small model; mtp = the target's own multi-token prediction head; "
+        "ngram = no model, candidates from a row's own tokens; none = target only",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
     model_impl: ModelImpl = option(
@@ -99,8 +86,6 @@ class QuantizationOptions:
     _refusals: ClassVar[Refusals] = (
         ("cache_dtype", lambda o: getattr(o, "model_impl", None) == "specdist",
          "needs layers that read it, and compiled code does not: use --model_impl auto"),
-        ("draft_quantization", lambda o: is_own(o.draft),
-         "has no effect: --draft {o.draft} says how the draft is quantised; leave one of them out"),
     )  # fmt: skip
 
 
@@ -116,12 +101,6 @@ class AdapterOptions:
         "the output follows the target with it",
     )
     draft_adapter: str | None = option(None, help="the same for the draft; changes acceptance alone")
-
-    _refusals: ClassVar[Refusals] = (
-        ("draft_adapter", lambda o: is_own(o.draft),
-         "with --draft {o.draft}: such a draft has the target's weights, with its adapter; leave "
-         "--draft_adapter out"),
-    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -203,7 +182,6 @@ class TrustOptions:
     trust_remote_code: bool = option(
         False, help="run custom code from a model's folder (auto_map); without it such a model is refused"
     )
-    allow_pickle: bool = option(False, help="load pickled *.bin weights if a model has no safetensors")
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.messages.interfaces import Proposer
-from specdist.models.draft_models.block import BlockDrafter
-from specdist.models.draft_models.block_config import BLOCK, published_config
+from specdist.models.draft_models.block import BLOCK, BlockDrafter, published_config
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner

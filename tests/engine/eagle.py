@@ -21,7 +21,7 @@ from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
-from specdist.models.draft_models.block_config import published_config
+from specdist.models.draft_models.block import published_config
 from specdist.models.draft_models.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of

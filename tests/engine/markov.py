@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch, for_layers, slot_mapping
-from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.models.cache.key_value import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
-from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")

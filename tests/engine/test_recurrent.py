@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.recurrent.rollback import Rollback
+from specdist.models.cache.prefix_states import Rollback
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.engine.scripted import Scripted
 from tests.engine.test_faults import fail_at

@@ -25,10 +25,9 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.flat import FlatBatch
-from specdist.models.batch.segments import ragged_segments
-from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import FlatBatch, ragged_segments
+from specdist.models.cache.key_value import SCALE_DTYPE, to_float8
 from specdist.models.loading.conversions import Piece
 from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
@@ -38,7 +37,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.sampling.processing.filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu.first_device import Bench, Shape, say, step, table
-from tests.gpu.first_recurrent import STATES, by_library, largest_share, states
+from tests.gpu.first_recurrent import STATES, largest_share, states
 from tests.kernels import plain
 
 PAGE_SIZE = 16
@@ -79,8 +78,6 @@ FILTERS: dict[str, tuple[int, float]] = {
 ATTENTION_LIMIT, LAYER_LIMIT, QUANTISED_LIMIT = 2.5e-2, 1.6e-2, 2e-2
 # Of float32 sums in another order, in units of the largest number.
 RECURRENT_LIMIT = 1e-4
-# The same of numbers rounded to bfloat16.
-LIBRARY_LIMIT = 4e-2
 # Total variation; a sum that is rounded otherwise may put a threshold next to where it was.
 MASS_LIMIT, ROWS_PER_OTHER_THRESHOLD = 1e-4, 32
 EPSILON = 1e-5
@@ -218,22 +215,17 @@ def recurrent_cases(bench: Bench, model: str) -> Iterator[Case]:
 
 
 def prompt_cases(bench: Bench, model: str) -> Iterator[Case]:
-    """A layer's states and a prompt: in chunks by plain operations, by the kernel for blocks, and by a
-    library, if it is installed."""
+    """A layer's states and a prompt: in chunks by plain operations, and by the kernel for blocks."""
     num_tokens = TINY_NUM_TOKENS[-1] if bench.is_fake else NUM_TOKENS[-1]
     kernel, twin, num_bytes = states(bench, model, 1, num_tokens, 0)
-    for name, run, limit in (
-        ("chunks", twin, RECURRENT_LIMIT),
-        (STATES[model][0], kernel, RECURRENT_LIMIT),
-        ("library", by_library(bench, model, num_tokens), LIBRARY_LIMIT),
-    ):
+    for name, run in (("chunks", twin), (STATES[model][0], kernel)):
         yield Case(
             kernel=name,
             size=f"prompt: 1 x {num_tokens}",
             run=run,
             plain=twin,
             difference=largest_share,
-            limit=limit,
+            limit=RECURRENT_LIMIT,
             num_bytes=num_bytes,
         )
 

@@ -78,28 +78,6 @@ def _run(
     return run
 
 
-def by_library(bench: Bench, model: str, num_tokens: int) -> Callable[[], Outputs]:
-    """The same of a prompt by a function of another library; it raises ValueError where none is used."""
-    from specdist.models.recurrent.libraries import delta_rule_on, mamba2_on
-
-    name, heads, *_ = STATES[model]
-    dtype = bench.random(1).dtype
-    found = mamba2_on(bench.device, dtype) if name == "mamba" else delta_rule_on(bench.device, dtype, False)
-    if found is None or heads == 1:
-        return _refuse
-    taken: list[Any] = []
-
-    def take(output: Tensor, held: Tensor, runs: Tensor, *arguments: Tensor) -> None:
-        taken[:] = held.clone(), *arguments
-
-    _run(bench, model, 1, num_tokens, 0)(take)
-    return lambda: found(*taken)
-
-
-def _refuse() -> Outputs:
-    raise ValueError("no library is used for it")
-
-
 def largest_share(found: Any, expected: Any) -> float:
     """Of |difference| / (the largest number), over all results."""
     pairs = zip(found, expected, strict=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.heads.drafts import identify_draft
-from specdist.models.heads.head import save_weights
+from specdist.models.heads.head import identify_draft, save_weights
 from specdist.models.heads.info import HeadInfo
 from specdist.policies import HeadKind
 from tests.engine.heads import random_head

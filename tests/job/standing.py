@@ -17,7 +17,7 @@ from specdist.job.ranks import entry, watchdog
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology
-from specdist.models.loading import filling
+from specdist.models.loading import loading
 
 STEP_S, NUM_STEPS = 0.5, 15
 Work = Callable[[Topology, Activity], None]
@@ -69,7 +69,7 @@ def one_is_slow(arguments: Sequence[str]) -> int:
 
 def one_cannot_read(arguments: Sequence[str]) -> int:
     """The main job; the storage of its second rank stops answering after a few tensors of the target."""
-    take, num_taken = filling.Filling.take, itertools.count()
+    take, num_taken = loading.Filling.take, itertools.count()
 
     def take_or_hang(*read: Any) -> Any:
         if next(num_taken) == 3:
@@ -77,7 +77,7 @@ def one_cannot_read(arguments: Sequence[str]) -> int:
         return take(*read)
 
     if os.environ["RANK"] == "1":
-        filling.Filling.take = take_or_hang  # type: ignore[method-assign]
+        loading.Filling.take = take_or_hang  # type: ignore[method-assign]
     return generate(arguments)
 
 

@@ -37,7 +37,7 @@ def adapters(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def test_a_run_s_tokens_are_those_of_the_merged_target(pair: Pair, adapters: dict[str, Path]) -> None:
-    """The draft has its own adapter, or is the target itself with the target's."""
+    """The draft has its own adapter, or is the target itself, quantised, with the target's."""
     common: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
     adapted = common | {"target_adapter": str(adapters["target"])}
     drafted = {"policy": "fixed", "num_draft_tokens": 3}
@@ -47,7 +47,14 @@ def test_a_run_s_tokens_are_those_of_the_merged_target(pair: Pair, adapters: dic
         "draft": SpeculativeLLM(
             str(pair.target), str(pair.draft), **adapted, **drafted, draft_adapter=str(adapters["draft"])
         ),
-        "self": SpeculativeLLM(str(pair.target), "self:int8", **adapted, **drafted),
+        "self": SpeculativeLLM(
+            str(pair.target),
+            str(pair.target),
+            **adapted,
+            **drafted,
+            draft_adapter=str(adapters["target"]),
+            draft_quantization="int8",
+        ),
     }
     results = {name: llm.generate(PROMPTS, GREEDY, use_tqdm=False) for name, llm in llms.items()}
     tokens = {name: [list(each.token_ids) for each in found] for name, found in results.items()}

@@ -103,7 +103,7 @@ def test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it(
 def lose_all_weights(folder: Path) -> list[str]:
     for path in folder.glob("model*"):
         path.unlink()
-    return ["no *.safetensors files: is the download complete?"]
+    return ["no *.safetensors files: complete the download"]
 
 
 def lose_weights(folder: Path) -> list[str]:

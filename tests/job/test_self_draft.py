@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from specdist import SamplingOptions, SpeculativeLLM
-from specdist.job.models.model_plan import plan_models
-from tests.job.launching import parse
 from tests.job.pair import Pair
 
 PROMPTS = ["One two three", "Return a list of", "The last of these", "a"]
@@ -31,8 +29,8 @@ def test_a_target_that_drafts_for_itself_gives_its_own_tokens(
     """The same tokens as without a draft, greedy and with its own random numbers."""
     quantized: dict[str, Any] = {"target_quantization": kind, "device": "cpu", "acceptance": "gumbel"}
     alone = SpeculativeLLM(str(pair.target), **quantized)
-    drafted = {"draft": f"self:{bits}", "policy": "fixed", "num_draft_tokens": 3}
-    itself = SpeculativeLLM(str(pair.target), **quantized, **drafted)
+    drafted = {"draft_quantization": bits, "policy": "fixed", "num_draft_tokens": 3}
+    itself = SpeculativeLLM(str(pair.target), str(pair.target), **quantized, **drafted)
     for sampling in (GREEDY, SAMPLED):
         expected, _, _ = tokens(alone, sampling)
         found, num_drafted, num_accepted = tokens(itself, sampling)
@@ -43,9 +41,3 @@ def test_a_target_that_drafts_for_itself_gives_its_own_tokens(
     if kind is None:
         coarse = SpeculativeLLM(str(pair.target), **(quantized | {"target_quantization": "float8"}))
         assert tokens(coarse, SAMPLED)[0] != tokens(alone, SAMPLED)[0], "nothing was quantised"
-
-
-def test_the_draft_is_the_targets_folder(options: dict[str, Any], pair: Pair) -> None:
-    models = plan_models(parse(**(options | {"draft": "self:int4"}), output="unused"))
-    assert models.draft is not None and models.draft.quantization == "int4"
-    assert models.draft.folder == models.target.folder and models.target.quantization is None

@@ -1,4 +1,4 @@
-"""Code that comes with a model runs, and pickles are read, only with the user's consent."""
+"""Code that comes with a model runs only with the user's consent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
 from specdist.cli import generate
@@ -61,31 +59,6 @@ def own(pair: Pair, tmp_path: Path, modules_cache: None) -> Path:
     return folder
 
 
-def pickle_weights(folder: Path) -> None:
-    """As models of some years ago were published: pickled, in several files with an index."""
-    weight_map = {}
-    for number, path in enumerate(sorted(folder.glob("*.safetensors")), 1):
-        tensors = load_file(path)
-        path.unlink()
-        name = f"pytorch_model-{number:05d}-of-00003.bin"
-        torch.save(tensors, folder / name)
-        weight_map |= dict.fromkeys(tensors, name)
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    (folder / "pytorch_model.bin.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
-
-
-class Trap:
-    """What a pickle can do to its reader."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (str(self.mark),)
-
-
 def test_code_of_a_model_is_not_run_without_consent(
     options: dict[str, Any], own: Path, no_models: None, tmp_path: Path
 ) -> None:
@@ -116,37 +89,6 @@ def test_code_of_a_model_runs_with_consent(
     assert "\n  target: " in ended.stderr and ended.code == 2
 
 
-def test_pickled_weights_are_read_with_consent(
-    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    """And give the same rows."""
-    draft = tmp_path / "draft"
-    shutil.copytree(pair.draft, draft)
-    pickle_weights(draft)
-    changed = options | {"draft": draft}
-    refused(run_here(**changed, output=tmp_path / "run"), f"--draft {draft}", "*.bin", "--allow_pickle")
-    assert run_here(**changed, allow_pickle=True, output=tmp_path / "run").code == 0
-    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
-
-
-@pytest.mark.parametrize("damage", ["trap", "cut"])
-def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
-    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path, damage: str
-) -> None:
-    """Reading is all that was allowed; its code does not run."""
-    target = tmp_path / "target"
-    shutil.copytree(pair.target, target)
-    pickle_weights(target)
-    path = target / "pytorch_model-00002-of-00003.bin"
-    if damage == "trap":
-        torch.save({"weight": Trap(tmp_path / "sprung")}, path)
-    else:
-        path.write_bytes(path.read_bytes()[:-100])
-    ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
-    refused(ended, f"--target {target}", path.name, "not a whole PyTorch file", "fetch it again")
-    assert not (tmp_path / "sprung").exists()
-
-
 def generate_with_modules_beside(arguments: Sequence[str]) -> int:
     """The job in a rank, which copies a model's code beside the run's folder."""
     folder = Path(arguments[arguments.index("--output") + 1]).with_name("modules")
@@ -155,12 +97,11 @@ def generate_with_modules_beside(arguments: Sequence[str]) -> int:
 
 
 @pytest.mark.ranks
-def test_ranks_read_pickled_slices_of_a_model_with_code_of_its_own(
+def test_ranks_read_slices_of_a_model_with_code_of_its_own(
     options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
 ) -> None:
-    """Each target rank builds the model by its code, and cuts its slices out of the pickled files."""
-    pickle_weights(own)
-    changes = {"target": own, "tp_size": 2, "trust_remote_code": True, "allow_pickle": True}
+    """Each target rank builds the model by its code, and cuts its slices out of the files."""
+    changes = {"target": own, "tp_size": 2, "trust_remote_code": True}
     ended = fork_ranks(2, generate_with_modules_beside, **(options | changes), output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
     assert len(list((tmp_path / "imported").iterdir())) == 2

@@ -11,14 +11,13 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.segments import PagedSegments
-from specdist.models.cache.writing import plain_write
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import PagedSegments
+from specdist.models.cache.key_value import plain_write
 from specdist.models.quantized.input_rounding import input_scales, rounded_inputs
 from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, QuantizedWeight
-from specdist.models.recurrent import mamba1, mamba2
-from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
-from specdist.models.recurrent.mamba2 import Mamba2Tokens
+from specdist.models.recurrent.gated_delta import DeltaTokens, gated_delta_rule
+from specdist.models.recurrent.mamba import Mamba2Tokens, run_mamba1, run_mamba2
 from specdist.models.recurrent.runs import Padded, Runs, padded_of, recur
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
@@ -127,10 +126,10 @@ def grouped_packed_product(
 
 def mamba(output: Tensor, held: Tensor, numbers_5S: Tensor, *parts: Tensor) -> None:
     *tokens, rates = parts
-    module, line = mamba1 if rates.dim() == 2 else mamba2, Mamba2Tokens(*tokens)
+    run, line = run_mamba1 if rates.dim() == 2 else run_mamba2, Mamba2Tokens(*tokens)
 
     def plain(state: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
-        return module.run(state, line.at(padded), rates, padded.borders_S)
+        return run(state, line.at(padded), rates, padded.borders_S)
 
     _recur(output, held, numbers_5S, plain)
 

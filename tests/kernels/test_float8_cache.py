@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 from specdist.kernels import float8_cache, paged_attention
 from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
-from specdist.models.cache.float8 import to_float8
-from specdist.models.cache.writing import plain_write
+from specdist.models.cache.key_value import plain_write, to_float8
 from tests.kernels.test_paged_attention import (
     GLOBAL,
     LOCAL,

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels import layers
 from specdist.kernels.layers import gated_activation, residual_norm, rms_norm, rotary, write_tokens
-from specdist.models.cache.writing import plain_write
+from specdist.models.cache.key_value import plain_write
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of |difference| / (1 + |number|) from float64: one rounding for each step that rounds.

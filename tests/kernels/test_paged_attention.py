@@ -18,8 +18,8 @@ from specdist.kernels import paged_attention
 from specdist.kernels.paged_attention import Tile
 from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.segments import PagedSegments
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import PagedSegments
 
 # Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
 # Of float32, sums in an order that depends on the processor: 7.4e-6 was seen for keys of 320 numbers.

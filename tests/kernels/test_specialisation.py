@@ -17,8 +17,7 @@ from triton.runtime import jit
 from specdist.kernels import paged_attention
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
-from specdist.models.batch.flat import FlatBatch
-from specdist.models.batch.segments import ragged_segments
+from specdist.models.batch.flat import FlatBatch, ragged_segments
 from specdist.utils.ranges import arange_segments
 
 PAGE_SIZE, NUM_SLOTS, MOST_KEYS = 16, 40, 3000

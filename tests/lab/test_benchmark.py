@@ -227,7 +227,6 @@ def test_a_vllm_of_another_device_measures_nothing(
         (["--vllm_python=nowhere/python"], "--vllm_python nowhere/python is not a program"),
         (["--target=nowhere"], "--target nowhere"),
         (["--draft=ngram"], "--draft ngram is not a model by itself"),
-        (["--draft=self:int8"], "--draft self:int8 is not a model by itself"),
         (["--prompt_column=txt"], "--prompt_column txt is not a column"),
         (["--max_new_tokens=120"], "tokens, but the models support 128: lower it"),
         (["--prompts={batch}", "--prompt_column=body"], "requests of OpenAI's batch format"),

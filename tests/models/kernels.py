@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.segments import PagedSegments
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import PagedSegments
 
 
 class PlainKernel:

@@ -17,12 +17,9 @@ def write_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
     torch.manual_seed(7)
     adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**{"r": 4, "lora_alpha": 6} | options))
     with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
+        for parameter in adapted.parameters():
             if parameter.requires_grad:
-                # A DoRA magnitude is a length: positive.
-                parameter.add_(
-                    0.1 * torch.randn_like(parameter) * (parameter.mean() if "magnitude" in name else 1)
-                )
+                parameter.add_(0.1 * torch.randn_like(parameter))
     adapted.save_pretrained(folder)
     return folder
 

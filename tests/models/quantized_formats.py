@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
+from specdist.models.loading.places import check_weights
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.compiled_check import DenseAttention
 from specdist.models.passes.runner import ModelRunner

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_sharded, load_whole
+from specdist.models.loading.places import check_weights
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sizes.sizes import model_size

@@ -13,7 +13,7 @@ from specdist.models.attention.attention import ATTENTION_NAME, AttentionRules
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.dry_run import check_attention, window_of
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 
@@ -95,9 +95,6 @@ def test_a_sound_mixture_is_refused_only_for_what_is_not_done_with_it(mixture: P
     with pytest.raises(UserError, match="has split or joined, as those of single experts") as raised:
         check(mixture, quantization="int8")
     assert "leave --target_quantization out" in str(raised.value) and "fetch" not in str(raised.value)
-    own = replace(open_checkpoint("--draft", str(mixture)), quantization="int8", is_self=True)
-    with pytest.raises(UserError, match="leave --draft out"):
-        check_weights(own, 1)
     plain = [f"{each}_proj" for each in "qkvo"]
     declared = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": plain}
     folder = changed(mixture, tmp_path, lambda tensors: tensors, quantization_config=declared)

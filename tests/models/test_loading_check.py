@@ -16,12 +16,16 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionRules
 from specdist.models.batch.flat import causal_bias
-from specdist.models.cache.branch_pages import BranchPageTable
+from specdist.models.cache.key_value import BranchPageTable
 from specdist.models.files.checkpoint import EXPERT_COUNTS, open_checkpoint
 from specdist.models.loading.loading import load_whole
 from specdist.models.sharding.experts import experts_of
-from specdist.models.start_check.loaded_sample import run_loaded
-from specdist.models.start_check.loading_check import LoadingCheck, check_loading, relative_difference
+from specdist.models.start_check.loading_check import (
+    LoadingCheck,
+    check_loading,
+    relative_difference,
+    run_loaded,
+)
 from specdist.models.start_check.reference import MOST_POSITIONS, Sample, choose_sample
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import model_of as with_border

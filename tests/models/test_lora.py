@@ -39,14 +39,12 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {r"layers\.\d+\.self_attn\.o_proj": 17},
         },
     ),
-    "DoRA": ("llama", {"target_modules": PROJECTIONS, "use_dora": True}),
     "vocabulary": ("llama", {"target_modules": ["v_proj", "embed_tokens", "lm_head"]}),
     "whole modules": ("llama", {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "norm"]}),
     "biases": ("qwen2", {"target_modules": ["k_proj", "up_proj"], "bias": "all"}),
     "joined projections": ("gpt_neox", {"target_modules": ["query_key_value", "dense_4h_to_h"]}),
     # Matrices of Conv1D are stored the other way round.
     "GPT-2": ("gpt2", {"target_modules": ["c_attn", "c_proj"]}),
-    "GPT-2, DoRA": ("gpt2", {"target_modules": ["c_attn"], "use_dora": True}),
 }
 
 
@@ -124,7 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown": ({"invented_2031": True}, ["invented_2031 True", "not merged here"]),
     "rank": ({"r": 8}, ["adapter_config.json", "r = 8", "has 4"]),
     "no number": ({"lora_alpha": "much"}, ["adapter_config.json"]),
-    "DoRA without its lengths": ({"use_dora": True}, ["holds A, B", "use_dora"]),
+    "DoRA": ({"use_dora": True}, ["use_dora True", "not merged here", "merge_and_unload"]),
 }
 
 

@@ -16,13 +16,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.packed_experts import PackedExperts, packed_experts_of
+from specdist.models.loading.places import check_weights
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sharding.experts import experts_of
-from specdist.models.sizes.sizes import model_size, size_of
+from specdist.models.sizes.sizes import model_size
 from specdist.models.start_check.loading_check import check_loading
 from specdist.utils.errors import UserError
 from tests.models import quantized_checkpoints as layouts
@@ -223,19 +223,6 @@ def test_stored_quantised_experts_are_not_quantised_anew(mxfp4: Path) -> None:
     checkpoint = replace(open_checkpoint("--target", str(mxfp4 / "quantised")), quantization="int8")
     with pytest.raises(UserError, match="leave --target_quantization out"):
         check_weights(checkpoint, 1)
-
-
-@pytest.mark.parametrize("stored", ["plain", "quantised"])
-def test_a_target_that_drafts_for_itself_keeps_its_experts(mxfp4: Path, stored: str) -> None:
-    """As they are stored, around linear layers of 8 bits; and they are planned so."""
-    checkpoint = replace(open_checkpoint("--draft", str(mxfp4 / stored)), quantization="int8", is_self=True)
-    check_weights(checkpoint, 1)
-    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
-    assert any(isinstance(layer, QuantizedLinear) for layer in model.modules())
-    plain = sum(4 * each.numel() for name, each in model.named_parameters() if ".experts." in name)
-    size = size_of(checkpoint, 4)
-    planned = size.weight_bytes(1) - replace(size, experts=()).weight_bytes(1)
-    assert planned == plain + sum(each.num_bytes for _, each in packed_experts_of(model))
 
 
 def modelopt(weight: Tensor) -> tuple[Tensors, Tensor]:

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdist.lab.plan.shapes import SHAPES
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.passes.acceleration import Acceleration
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.sizes.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, page_bytes, paged_runner
 from tests.models.all_families import tiny_config

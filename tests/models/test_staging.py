@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from specdist.models.passes.staging import MAX_HOST_BUFFERS, NUM_HOST_BUFFERS, InputStaging
+from specdist.models.passes.graphs import MAX_HOST_BUFFERS, NUM_HOST_BUFFERS, InputStaging
 
 
 class FakeEvent:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
-from specdist.models.recurrent.rollback import Rollback
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys

@@ -23,8 +23,7 @@ def placed(folder: Path, *names: str) -> Path:
         if name.endswith(".bin"):
             torch.save({"x": torch.zeros(1)}, folder / name)
         elif name.endswith(".json"):
-            shard = SHARD if "safetensors" in name else "pytorch_model-1.bin"
-            (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": {"x": shard}}))
+            (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": {"x": SHARD}}))
         else:
             save_file({"x": torch.zeros(1)}, folder / name, {"format": "pt"})
     return folder
@@ -37,24 +36,24 @@ def test_of_several_models_in_a_folder_transformers_is_read(
     left out is said."""
     caplog.set_level(logging.INFO)
     safe = [("model.safetensors",), (SHARD, INDEX), ("model.safetensors", SHARD, INDEX)]
-    pickled = [("pytorch_model.bin", "pytorch_model-1.bin", "pytorch_model.bin.index.json")]
     beside = [each for number in range(4) for each in itertools.combinations(OTHERS, number)]
-    for number, names in enumerate([*(own + more for own in safe for more in beside), *pickled]):
+    for number, names in enumerate(own + more for own in safe for more in beside):
         folder = placed(tmp_path / str(number), *dict.fromkeys(names))
         theirs, _ = _get_resolved_checkpoint_files(str(folder), None, None, None, None, False)
         caplog.clear()
-        assert [*map(str, find_weight_files("--target", "it", folder, allows_pickle=True))] == theirs, names
+        assert [*map(str, find_weight_files("--target", "it", folder))] == theirs, names
         left_out = {name for name in names if name.endswith(".safetensors")} - {Path(theirs[0]).name}
         assert all(name in caplog.text for name in left_out) and bool(left_out) == bool(caplog.text)
     named = placed(tmp_path / "named", "a.safetensors", "model.safetensors")
-    found = find_weight_files("--target", "it", named, allows_pickle=False, first="a.safetensors")
+    found = find_weight_files("--target", "it", named, first="a.safetensors")
     assert found == (named / "a.safetensors",)
 
 
 def test_files_without_an_index_that_may_be_of_two_models_are_refused(tmp_path: Path) -> None:
     """Of tensors that two of them hold, the last one counted without a word."""
     with pytest.raises(UserError, match=r"a.safetensors and b.safetensors both hold x, and no index"):
-        find_weight_files("--target", "it", placed(tmp_path / "2", "a.safetensors", "b.safetensors"),
-                          allows_pickle=False)  # fmt: skip
+        find_weight_files("--target", "it", placed(tmp_path / "2", "a.safetensors", "b.safetensors"))
     with pytest.raises(UserError, match=r"no \*.safetensors files but Mistral's own"):
-        find_weight_files("--target", "it", placed(tmp_path / "m", OTHERS[0]), allows_pickle=False)
+        find_weight_files("--target", "it", placed(tmp_path / "m", OTHERS[0]))
+    with pytest.raises(UserError, match=r"pickled \*.bin files, load it once with transformers"):
+        find_weight_files("--target", "it", placed(tmp_path / "p", OTHERS[2]))

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules, PagedAttention
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.flat import FlatBatch, plan_attention
-from specdist.models.batch.segments import ragged_segments
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import FlatBatch, plan_attention, ragged_segments
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.static import StaticPasses

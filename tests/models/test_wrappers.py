@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specdist.job.ranks.topology import Topology
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from specdist.models.loading import loading
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.models.sizes.sizes import model_size
 from specdist.models.start_check.loading_check import check_loading
 from specdist.utils.errors import UserError

@@ -3,9 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 MERGED = "tests/models/test_lora.py::test_the_merged_model_is_peft_s"
-PATTERNS, DORA, VOCABULARY = (
-    f"{MERGED}[{name}]" for name in ("ranks and scales of modules", "DoRA", "vocabulary")
-)
+PATTERNS, VOCABULARY = (f"{MERGED}[{name}]" for name in ("ranks and scales of modules", "vocabulary"))
 QUANTISED = (
     "tests/models/test_lora.py::test_a_model_that_is_quantised_while_it_is_loaded_is_quantised_with_its"
 )
@@ -20,10 +18,6 @@ ADAPTER_FAULTS = (
         'return of_module("alpha_pattern", "lora_alpha") /',
         'return float(config["lora_alpha"]) /',
         (PATTERNS,)),
-    Mutant("adapter-with-lengths-of-columns", "_updated",
-        "return merged * (magnitude / merged.norm(dim=1))[:, None]",
-        "return merged * magnitude[:, None]",
-        (DORA,)),
     Mutant("embedding-s-adapter-left-out-of-the-check", "read_sample",
         "checkpoint.adapted(taker, found[new_name], sample.vocab_ids)",
         "found[new_name]",

@@ -9,8 +9,6 @@ DRIFT = STATES + "test_a_thousand_rollbacks_leave_the_state_of_a_run_without_any
 WRONG_PLACE = STATES + "test_positions_that_a_state_does_not_lead_to_are_an_error"
 RECORDED_TESTS = "tests/models/recurrent/test_recorded.py::"
 RECORDED = RECORDED_TESTS + "test_recorded_passes_are_right_for_every_acceptance"
-LIBRARIES = "tests/models/recurrent/test_libraries.py::"
-LONG = RECORDED_TESTS + "test_long_chunks_are_not_recorded"
 RUNS = "tests/models/test_static_runs.py::test_a_run_gives_what_single_steps_give"
 GREEDY = "tests/engine/test_recurrent.py::test_greedy_tokens_are_those_of_generate_after_every_block"
 AHEAD = "tests/engine/test_recurrent.py::test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place"
@@ -60,22 +58,6 @@ RECURRENT_FAULTS = (
         "np.array([0, 0, 1, 0, NOT_KEPT])",
         "np.array([0, 0, 1, 0, 1])",
         (RUNS + "[greedy-falcon_h1-more6]",)),
-    Mutant("libraries-run-beyond-what-may-be-taken-back", "_by_library",
-        "slice(first, border))",
-        "slice(first, border + 1))",
-        (LIBRARIES + "test_long_chunks_by_a_library_leave_what_blocks_go_on_from[mamba2]",)),
-    Mutant("libraries-go-on-from-nothing", "_by_library",
-        "if is_first else before",
-        "if True else before",
-        (LIBRARIES + "test_long_chunks_by_a_library_leave_what_blocks_go_on_from[mamba2]",)),
-    Mutant("libraries-unchecked", "libraries._compare",
-        "check_difference(f",
-        "str(f",
-        (LIBRARIES + "test_what_is_right_is_used_and_what_is_wrong_or_missing_is_not[chunk_kda]",)),
-    Mutant("long-chunks-token-by-token", "StaticPasses.choose_bucket",
-        "segments.lengths_S.max() > MAX_KERNEL_TOKENS",
-        "False",
-        (LONG,)),
     Mutant("a-lone-tokens-state-is-kept-without-its-length", "RecurrentStates.plan",
         "self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S",
         "self._applied[slots_S], self._ends[slots_S] = np.where(lengths_S > 1, kept_S, applied_S), ends_S",

@@ -9,8 +9,8 @@ import numpy as np
 
 from specdist.engine.request import Sequence
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.cache.windowed_pages import WindowedLayers, num_pool_pages
-from specdist.models.recurrent.rollback import Rollback
 
 # The placeholder of a token id that is to be sampled.
 DRAW = -1

@@ -20,7 +20,7 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.models.cache.branch_pages import pages_per_branch
+from specdist.models.cache.key_value import pages_per_branch
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import HOST_SEQS, MTP, SELF
+from specdist.config.groups import HOST_SEQS, MTP
 from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
@@ -20,14 +20,14 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.attention.rope import recomputed_from, rope_borders
-from specdist.models.drafters.drafters import check_drafter
-from specdist.models.drafters.mtp_loading import open_mtp
+from specdist.models.drafters.files import open_mtp
+from specdist.models.drafters.runner import check_drafter
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, open_checkpoint
 from specdist.models.files.generation import default_options
-from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.models.heads.head import DraftHead, open_draft_head
 from specdist.models.loading.adapter_folder import open_adapter
-from specdist.models.loading.fitting import check_weights
+from specdist.models.loading.places import check_weights
 from specdist.models.passes.all_reduce import Choice
 from specdist.models.sharding.tp_plan import check_heads
 from specdist.models.sizes.reserve import gib
@@ -77,13 +77,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     draft = head = None
     if config.uses_draft_model:
         assert config.draft is not None
-        if config.draft.startswith(SELF):
-            kind = config.draft.removeprefix(SELF)
-            draft = dataclasses.replace(
-                target, option="--draft", name=config.draft, quantization=kind, is_self=True
-            )
-            check_weights(draft, 1)
-        elif config.draft == MTP:
+        if config.draft == MTP:
             draft = open_mtp(target, config.draft)
         else:
             draft = _open_model("--draft", config.draft, config)
@@ -203,9 +197,7 @@ def batch_limits(
 def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1) -> Checkpoint:
     role = option.removeprefix("--")
     quantization, adapter = (getattr(config, f"{role}_{what}") for what in ("quantization", "adapter"))
-    checkpoint = open_checkpoint(
-        option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
-    )
+    checkpoint = open_checkpoint(option, name, trust_remote_code=config.trust_remote_code)
     checkpoint = dataclasses.replace(
         checkpoint, quantization=quantization, has_float8_cache=config.cache_dtype is not None
     )

@@ -164,8 +164,7 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    # The last of these logs a line for every layer of every pass.
-    for noisy in ("aiobotocore", "botocore", "httpcore", "httpx", "DeepSpeed", "torch.nn.attention.varlen"):
+    for noisy in ("aiobotocore", "botocore", "httpcore", "httpx", "DeepSpeed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # Every rank logs the CPUs that it is bound to.
     logging.getLogger("specdist.job.ranks.numa").setLevel(logging.INFO)

@@ -15,7 +15,7 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.models.draft_models.declaration import Placement
-from specdist.models.drafters.drafters import load_drafter
+from specdist.models.drafters.runner import load_drafter
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.loading import load_sharded, load_whole
 from specdist.models.passes.acceleration import Acceleration

@@ -22,7 +22,7 @@ from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
 from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.heads.drafts import DraftHead
+from specdist.models.heads.head import DraftHead
 from specdist.models.passes.all_reduce import SUMS
 from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
+from specdist.config.groups import MTP, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend
@@ -29,7 +29,7 @@ from specdist.lab.plan.report import (
     shapes_note,
 )
 from specdist.lab.plan.shapes import NAMED, named_config
-from specdist.models.drafters.mtp_loading import head_config
+from specdist.models.drafters.files import head_config
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
 from specdist.models.sizes.sizes import ModelSize, size_of
@@ -49,14 +49,13 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     )
     draft = None
     if config.draft is not None:
-        is_self, is_head = config.draft.startswith(SELF), config.draft == MTP
+        is_head = config.draft == MTP
         # Without --dtype each model has its own, as in the job.
         draft, _ = open_model(
             "--draft",
-            config.target if is_self or is_head else config.draft,
+            config.target if is_head else config.draft,
             config.dtype,
-            quantization=config.draft.removeprefix(SELF) if is_self else config.draft_quantization,
-            is_self=is_self,
+            quantization=config.draft_quantization,
             is_head=is_head,
             **trusts,
         )
@@ -189,7 +188,6 @@ def open_model(
     *,
     trust_remote_code: bool = False,
     quantization: str | None = None,
-    is_self: bool = False,
     is_head: bool = False,
     has_float8_cache: bool = False,
 ) -> tuple[ModelSize, str]:
@@ -219,7 +217,6 @@ def open_model(
         weight_files=(),
         trusts_code=trust_remote_code,
         quantization=quantization,
-        is_self=is_self,
         has_float8_cache=has_float8_cache,
     )
     check_family(model, 1)

@@ -9,8 +9,6 @@ from specdist.config.arguments import option
 from specdist.config.groups import (
     EXPERT_PARALLEL,
     MTP,
-    OWN_KIND,
-    SELF,
     DrawingOptions,
     ExpertParallel,
     GpuCostOptions,
@@ -36,8 +34,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     target: str = option(help=f"hub id or folder of the large model, or one of {', '.join(NAMED)}")
     draft: str | None = option(
         None,
-        help=f"the same of the small model, {SELF}int4 or {MTP}; none = target only",
-        rule=OWN_KIND,
+        help=f"the same of the small model, or {MTP}; none = target only",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"

@@ -199,7 +199,7 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         "max_new_tokens": work.output_tokens,
         **_given(config, "gpu_price"),
     }
-    options |= {name: True for name in ("trust_remote_code", "allow_pickle") if getattr(config, name)}
+    options |= {"trust_remote_code": True} if config.trust_remote_code else {}
     longest = longest_row(plan, work, max_positions)
     if longest < max_positions:
         options["max_seq_len"] = longest

@@ -58,7 +58,7 @@ class AttentionCall(NamedTuple):
     tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads. Values may
     have a width of their own, which is that of the output. ``sinks_H`` are the logits of the heads' sinks, if
     there are any; ``scales`` those of the keys and values of pages in 8 bits, whose bits the pages then are:
-    [pages, page size, G] each (:mod:`specdist.models.cache.float8`)."""
+    [pages, page size, G] each (:mod:`specdist.models.cache.key_value`)."""
 
     queries_THD: Tensor
     keys: Tensor

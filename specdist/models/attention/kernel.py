@@ -1,9 +1,8 @@
-"""Attention over pages as one call for all segments, in three implementations.
+"""Attention over pages as one call for all segments, by a kernel of the project or in plain torch.
 
-torch's FlashAttention reads the pages where they lie if its version takes their size: FlashAttention-2, which
-torch carries, wants a multiple of 256 tokens; FlashAttention-3, once activated, takes any. Our own Triton
-kernel takes any size, dtype and rule. SDPA on copies of the pages is the last resort.
-:mod:`specdist.models.attention.probe` finds out at the start what this device can use.
+Our own Triton kernel takes any size of pages, dtype and rule; SDPA on copies of the pages is the last resort.
+:mod:`specdist.models.attention.probe` finds out at the start what this device can use. torch's FlashAttention
+reads pages of a multiple of 256 tokens alone, and a page has 16 here.
 
 T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width, R rows.
 """
@@ -14,25 +13,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import attention as torch_attention
 
 from specdist.models.attention.attention import AttentionCall, attend_segments
-from specdist.models.batch.flat import causal_bias
-from specdist.models.batch.segments import PagedSegments
-from specdist.models.cache.float8 import from_float8
-from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.batch.flat import PagedSegments, causal_bias
+from specdist.models.cache.key_value import KeyValueCache, from_float8
 
 # Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.
 MAX_GATHERED_KEYS = 2**17
-# More splits would fill the device better at small batches and long contexts, but FlashAttention-2 joins the
-# splits of packed segments wrongly (https://github.com/pytorch/pytorch/issues/194167), and the number of
-# splits depends on the batch: with one, a segment's result does not.
-NUM_SPLITS = 1
 # What the Triton kernel may write, and read again, of the parts of long sequences that it works on at once.
 MAX_SPLIT_BYTES = 2**26
-UNLIMITED = -1
-NO_SCALES = "it reads no scale of each token"
-HIDES_NONE = "it hides no sequence's first token"
 
 
 class PagedKernel(Protocol):
@@ -141,50 +130,3 @@ class TritonKernel:
             hides_first=rules.hides_first,
             is_causal=rules.is_causal,
         )
-
-
-class VarlenKernel:
-    """torch's FlashAttention: float16 and bfloat16, no soft cap and no sinks."""
-
-    name = "varlen_attn on pages"
-
-    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
-        # Older versions of torch lack it; the probe then says so.
-        from torch.nn.attention.varlen import varlen_attn
-
-        if scales is not None:
-            raise ValueError(NO_SCALES)
-        if rules.hides_first:
-            raise ValueError(HIDES_NONE)
-        if rules.softcap is not None or sinks_H is not None:
-            raise ValueError("varlen_attn takes no soft cap and no sinks")
-        if value_pages.shape[-1] != key_pages.shape[-1]:
-            raise ValueError("varlen_attn takes keys and values of one width")
-        if rules.window is not None:
-            window = (rules.window - 1, 0)  # counted to the left of the query's own position
-        elif segments.num_queries == 1 or not rules.is_causal:
-            # An only query is the last token and sees every key. Without a mask, query heads that share a
-            # key/value head are processed together.
-            window = (UNLIMITED, UNLIMITED)
-        else:
-            window = (UNLIMITED, 0)
-        # FlashAttention-2 insists on the keys' offsets and ignores them; its successors refuse them.
-        impl = torch_attention.current_flash_attention_impl()
-        output = varlen_attn(
-            queries_THD,
-            key_pages,
-            value_pages,
-            segments.query_starts_S1,
-            segments.query_starts_S1 if impl in (None, "FA2") else None,
-            segments.num_queries,
-            segments.num_keys,
-            scale=rules.scale,
-            window_size=window,
-            enable_gqa=True,
-            seqused_k=segments.used_S,
-            block_table=segments.block_table_SP,
-            num_splits=NUM_SPLITS,
-        )
-        assert isinstance(output, Tensor)
-        return output

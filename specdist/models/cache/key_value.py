@@ -1,11 +1,22 @@
-"""The memory of the paged cache on one device: keys and values of every layer.
+"""A model's side of the paged cache on one device: the memory of keys and values of every layer, how a pass
+writes them (by one kernel where a device runs it, else two), and the model's copy of the page table.
+
+Keys and values may be in 8 bits (float8_e4m3fn) with a scale of each token and head, which makes the largest
+number of a head's key or value 448, the largest of the format. So it needs no calibration, a token's numbers
+do not depend on other tokens, and what is large in one of them makes none of the others coarse. Scales are
+bfloat16, which has the exponents of float32: 2 bytes for the D of a head.
 
 T flat tokens, G key/value heads, D head width of keys and of values.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -13,8 +24,107 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.cache.float8 import SCALE_DTYPE, from_float8
-from specdist.models.cache.writing import copy_into, plain_write, writer_on
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.windowed_pages import NULL_PAGE
+from specdist.utils.ranges import arange_segments
+from specdist.utils.trial import first_right
+
+LARGEST = 448.0
+SCALE_DTYPE = torch.bfloat16
+
+# The check's sizes: places that are far apart, heads and widths that no block divides.
+PLACES, NUM_PLACES = (7, 0, 30, 13), 32
+NUM_HEADS, WIDTH = 3, 40
+# Pages of keys and of values, places [T], keys and values [T, G, D]; of pages in 8 bits also those of the
+# scales of keys and of values.
+Writer = Callable[..., None]
+
+logger = logging.getLogger(__name__)
+
+
+def to_float8(tokens_TGD: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers' bits, uint8 [T, G, D], and their scales [T, G]. What is not finite makes its head so."""
+    tokens_TGD = tokens_TGD.float()
+    scales_TG = (tokens_TGD.abs().amax(-1) / LARGEST).to(SCALE_DTYPE)
+    scales_TG = scales_TG.where(scales_TG != 0, 1.0)
+    numbers_TGD = tokens_TGD / scales_TG.float()[..., None]
+    return numbers_TGD.to(torch.float8_e4m3fn).view(torch.uint8), scales_TG
+
+
+def from_float8(bits: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers [..., G, D] of bits [..., G, D] with scales [..., G]."""
+    return (bits.view(torch.float8_e4m3fn).float() * scales.float()[..., None]).to(dtype)
+
+
+def plain_write(
+    key_pages: Tensor,
+    value_pages: Tensor,
+    cache_index_T: Tensor,
+    keys_TGD: Tensor,
+    values_TGD: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> None:
+    """Write each token's keys and values at ``cache_index_T``, counted in tokens from the first page."""
+    copy_into(key_pages, cache_index_T, keys_TGD, key_scales)
+    copy_into(value_pages, cache_index_T, values_TGD, value_scales)
+
+
+def copy_into(
+    pages: Tensor, cache_index_T: Tensor, tokens_TGD: Tensor, scale_pages: Tensor | None = None
+) -> None:
+    """Keys alone, or values alone."""
+    if scale_pages is not None:
+        tokens_TGD, scales_TG = to_float8(tokens_TGD)
+        scale_pages.view(-1, scales_TG.shape[1]).index_copy_(0, cache_index_T, scales_TG)
+    tokens = tokens_TGD.flatten(1)
+    pages.view(-1, tokens.shape[1]).index_copy_(0, cache_index_T, tokens)
+
+
+@functools.cache
+def writer_on(device: torch.device, dtype: torch.dtype, is_float8: bool = False) -> Writer:
+    """The fastest way that is right on this device, tried once; ``is_float8``: into pages in 8 bits."""
+    if device.type != "cuda":
+        return plain_write
+    make = _float8_kernel if is_float8 else _kernel
+    trial = first_right({"Triton kernel": make}, lambda writer: _check(writer, device, dtype, is_float8))
+    narrow = " as float8" if is_float8 else ""
+    trial.report(logger, f"writing keys and values in {dtype}{narrow} on {device}", "plain operations")
+    return trial.found or plain_write
+
+
+def _kernel() -> Writer:
+    # Triton is not everywhere.
+    from specdist.kernels.layers import write_tokens
+
+    return write_tokens
+
+
+def _float8_kernel() -> Writer:
+    from specdist.kernels.float8_cache import write_float8_tokens
+
+    return write_float8_tokens
+
+
+@torch.inference_mode()
+def _check(writer: Writer, device: torch.device, dtype: torch.dtype, is_float8: bool) -> None:
+    """Against the plain writing on the host; the values are strided, as projections leave them."""
+    generator = torch.Generator().manual_seed(0)
+    index_T = torch.tensor(PLACES)
+    keys_TGD = torch.randn(len(index_T), NUM_HEADS, WIDTH, generator=generator).to(dtype)
+    values_TGD = torch.randn(NUM_HEADS, len(index_T), WIDTH, generator=generator).to(dtype).transpose(0, 1)
+    number_dtype = torch.uint8 if is_float8 else dtype
+    expected = [torch.zeros(2, NUM_PLACES, NUM_HEADS * WIDTH, dtype=number_dtype)]
+    if is_float8:
+        expected.append(torch.zeros(2, NUM_PLACES, NUM_HEADS, dtype=SCALE_DTYPE))
+    found = [each.to(device) for each in expected]
+    (keys, values), *scales = expected
+    plain_write(keys, values, index_T, keys_TGD, values_TGD, *itertools.chain(*scales))
+    (keys, values), *scales = found
+    tokens = [each.to(device) for each in (index_T, keys_TGD, values_TGD)]
+    writer(keys, values, *tokens, *itertools.chain(*scales))
+    if not all(torch.equal(each.cpu(), right) for each, right in zip(found, expected, strict=True)):
+        raise ValueError("it writes other numbers")
 
 
 class LayerShape(NamedTuple):
@@ -30,7 +140,7 @@ class LayerShape(NamedTuple):
 class KeyValueCache:
     """The pages' memory: per layer a matrix of keys, and one of values where they are not latent, one line
     per page. ``windowed`` layers have ``num_windowed_pages`` of their own. With ``is_float8`` these are bits
-    of numbers in 8 bits, as of :mod:`specdist.models.cache.float8`, and scales have matrices beside them;
+    of numbers in 8 bits, as of :mod:`specdist.models.cache.key_value`, and scales have matrices beside them;
     ``dtype`` is always that of the tokens that are written, and read."""
 
     def __init__(
@@ -137,3 +247,92 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
         return torch.zeros(shape, dtype=dtype, device=device)
     untouched = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(untouched).view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class TokenCopies:
+    """Copies of keys and values between places in the cache: page × page_size + offset."""
+
+    sources_T: np.ndarray
+    targets_T: np.ndarray
+
+
+class BranchPageTable:
+    """A model's copy of the table: the first slots are the sequences', and the last ones a draft's branches.
+
+    A branch is not known to the target, so its own pages are fixed and lie after those that
+    :class:`specdist.models.cache.pages.PageTable` hands out. Opening a branch points it at the pages of its
+    sequence, up to the page in which it begins; the tokens before it in that page are copied. The copies to
+    make are returned as places.
+
+    B branches, T tokens to copy.
+
+    ``windowed_pages``: the table of windowed layers, if they have pages of their own, as without branches
+    they may.
+    """
+
+    def __init__(
+        self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_slots: int,
+        max_branch_tokens: int, has_windowed: bool = False,
+    ) -> None:  # fmt: skip
+        """``num_pages``: of the slots; a branch has at most ``max_branch_tokens`` tokens of its own."""
+        self._page_size = page_size
+        self._num_slots = num_slots
+        self._pages_per_branch = pages_per_branch(max_branch_tokens, page_size)
+        own = num_pages + np.arange(num_branch_slots * self._pages_per_branch, dtype=np.int32)
+        self._own_pages = own.reshape(num_branch_slots, self._pages_per_branch)
+        width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_slots else 0)
+        self.pages = np.zeros((num_slots + num_branch_slots, width), np.int32)
+        # Passes without sequences, as those that are timed, may not write to the null page.
+        self.windowed_pages = np.full_like(self.pages, NULL_PAGE + 1) if has_windowed else None
+        assert not (has_windowed and num_branch_slots)
+        self._rope_lengths = np.zeros(num_slots + num_branch_slots, np.int64)
+
+    def update(self, updates: PageUpdates) -> None:
+        """Apply updates of the table that this one follows."""
+        if len(updates.slots):
+            is_length = updates.indices < 0
+            if is_length.any():
+                self._rope_lengths[updates.slots[is_length]] = -1 - updates.indices[is_length]
+                updates = updates.where(~is_length)
+            if self.windowed_pages is not None:
+                own = updates.where(updates.pages < 0)
+                self.windowed_pages[own.slots, own.indices] = -1 - own.pages
+                updates = updates.where(updates.pages >= 0)
+            self.pages[updates.slots, updates.indices] = updates.pages
+
+    def are_long(self, slots_T: np.ndarray, positions_T: np.ndarray, border: int) -> np.ndarray:
+        """bool [T]: which tokens have the frequencies of a rope beyond its border."""
+        return (self._rope_lengths[slots_T] > border) | (positions_T >= border)
+
+    def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:
+        """Branch off each slot before a position; returns the copies that the branches' first pages need."""
+        first_B = positions_B // self._page_size
+        self.pages[branches_B] = self.pages[slots_B]
+        self._rope_lengths[branches_B] = self._rope_lengths[slots_B]
+        columns_BP = first_B[:, None] + np.arange(self._pages_per_branch)
+        self.pages[branches_B[:, None], columns_BP] = self._own_pages[branches_B - self._num_slots]
+        begins_B = first_B * self._page_size
+        return self._copies(slots_B, branches_B, begins_B, positions_B - begins_B)
+
+    def adopt(
+        self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
+    ) -> TokenCopies:
+        """Each slot takes over ``lengths`` tokens of a branch, from position ``begins`` on."""
+        return self._copies(branches_B, slots_B, begins_B, lengths_B)
+
+    def _copies(
+        self, sources_B: np.ndarray, targets_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
+    ) -> TokenCopies:
+        positions_T = np.repeat(begins_B, lengths_B) + arange_segments(lengths_B)
+        pages_T, offsets_T = np.divmod(positions_T, self._page_size)
+        sources_T, targets_T = (
+            self.pages[np.repeat(slots_B, lengths_B), pages_T].astype(np.int64) * self._page_size + offsets_T
+            for slots_B in (sources_B, targets_B)
+        )
+        return TokenCopies(sources_T, targets_T)
+
+
+def pages_per_branch(max_branch_tokens: int, page_size: int) -> int:
+    """A branch's own pages, enough wherever in a page it begins."""
+    return -(-(page_size - 1 + max_branch_tokens) // page_size)

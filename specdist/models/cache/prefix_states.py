@@ -1,4 +1,5 @@
-"""Which states of recurrent layers are kept at the ends of prefixes, for other sequences to begin with.
+"""Which states of recurrent layers are kept at the ends of prefixes, for other sequences to begin with; and
+how far passes may go back in a slot's tokens.
 
 Keys and values of a prefix are in its pages; a state is of a sequence's end alone. So a sequence of a model
 with recurrent layers can share a prefix only up to where a state has been kept: a copy of a slot, as large as
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # A copy's entry among the updates: its slot and number, and after how many tokens, 0 where it is begun with.
 Copy = tuple[int, int, int]
@@ -114,3 +116,16 @@ class PrefixStates:
         self._kept.update(self._new)
         self._begun, self._copies, self._new = {}, [], {}
         return copies
+
+
+class Rollback(NamedTuple):
+    """How far states go back: at most ``num_tokens`` are ever rolled back. ``follows_committed``: no token is
+    rolled back after another forward has consumed it, so that each pass leaves the state after what it
+    follows."""
+
+    num_tokens: int
+    follows_committed: bool = False
+
+
+# Each pass follows all tokens of the ones before it.
+NO_ROLLBACK = Rollback(1)

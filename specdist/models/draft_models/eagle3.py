@@ -21,8 +21,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specdist.models.draft_models.declaration import OwnFilesDrafter, ReadStates
-from specdist.models.draft_models.layers import MLPS, Attend, DrafterLayer, Rotation
-from specdist.models.draft_models.own_vocabulary import OwnVocabularyModel
+from specdist.models.draft_models.layers import MLPS, Attend, DrafterLayer, OwnVocabularyModel, Rotation
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PEagleDraftModel")
 NUM_STATES = 3

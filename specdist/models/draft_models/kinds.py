@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdist.models.draft_models.block_config import BLOCK
+from specdist.models.draft_models.block import BLOCK
 from specdist.models.draft_models.declaration import Drafter
 from specdist.models.draft_models.eagle3 import EAGLE3, PEAGLE
 from specdist.models.draft_models.mtp import MTP

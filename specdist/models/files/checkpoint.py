@@ -22,12 +22,12 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from specdist.models.draft_models.block_config import UnknownPart, published_config
+from specdist.models.draft_models.block import UnknownPart, published_config
 from specdist.models.draft_models.declaration import Drafter
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter
-from specdist.models.files.weight_files import PICKLE_SUFFIX, SAFETENSORS_NAME, find_weight_files
+from specdist.models.files.weight_files import SAFETENSORS_NAME, find_weight_files
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -56,9 +56,8 @@ TOKENWISE_LAYER_TYPES = {"mlp", "moe"}
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
-    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``is_self``: the target's
-    own files, as those of a draft; ``has_float8_cache``: its keys and values are kept in 8 bits
-    (``--cache_dtype``)."""
+    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``has_float8_cache``: its
+    keys and values are kept in 8 bits (``--cache_dtype``)."""
 
     option: str
     name: str
@@ -68,18 +67,12 @@ class Checkpoint:
     trusts_code: bool = False
     quantization: str | None = None
     adapter: LoraAdapter | None = None
-    is_self: bool = False
     has_float8_cache: bool = False
 
     @property
     def drafter(self) -> Drafter | None:
         """The kind of a draft that reads the target's states; None for other models."""
         return drafter_of(self.config)
-
-    @property
-    def quantizing_option(self) -> str:
-        """The option that has its layers quantised while it is loaded."""
-        return self.option if self.is_self else f"{self.option}_quantization"
 
     @property
     def has_experts(self) -> bool:
@@ -91,10 +84,6 @@ class Checkpoint:
     def keeps_states(self) -> bool:
         """Whether there are recurrent layers."""
         return keeps_states(self.config)
-
-    @property
-    def is_pickled(self) -> bool:
-        return any(path.suffix == PICKLE_SUFFIX for path in self.weight_files)
 
     @property
     def max_positions(self) -> int:
@@ -156,19 +145,15 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(
-    option: str, name: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
-) -> Checkpoint:
+def open_checkpoint(option: str, name: str, *, trust_remote_code: bool = False) -> Checkpoint:
     """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable.
 
     Args:
         trust_remote_code: run custom code in the model's folder.
-        allow_pickle: read pickled weights if there are no safetensors.
     """
     folder = Path(name)
     if not folder.is_dir():
-        extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
-        folder = from_hub(option, name, [*HUB_PATTERNS, *extra])
+        folder = from_hub(option, name, [*HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])])
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         raise UserError(
             f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), not a whole model: for "
@@ -195,7 +180,6 @@ def open_checkpoint(
             option,
             name,
             folder,
-            allows_pickle=allow_pickle,
             first=getattr(config, "transformers_weights", None) or SAFETENSORS_NAME,
         ),
         trusts_code=trust_remote_code,

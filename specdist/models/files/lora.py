@@ -1,6 +1,5 @@
 """A LoRA adapter that is added to the weights of a model while they are read: W' = W + s B A (Hu et al. 2021,
-arXiv:2106.09685), s = alpha / r, or alpha / sqrt(r) with rsLoRA (Kalajdzievski 2023, arXiv:2312.03732); with
-DoRA (Liu et al. 2024, arXiv:2402.09353) each row of W' is then scaled to its own length m.
+arXiv:2106.09685), s = alpha / r, or alpha / sqrt(r) with rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
 
 A whole matrix is merged before it is cut or quantised, so the model is the same on any number of ranks.
 """
@@ -24,14 +23,12 @@ class LowRank:
 
     Attributes:
         is_transposed: the matrix is stored as [inputs, outputs] (embeddings, GPT-2's Conv1D).
-        magnitude: DoRA's m [outputs]; None for plain LoRA.
     """
 
     a: str
     b: str
     scale: float
     is_transposed: bool = False
-    magnitude: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +80,4 @@ def _updated(file: StoredTensors, update: LowRank, weight: Tensor, rows: Sequenc
     left, right = (a.T, b.T) if update.is_transposed else (b, a)
     if rows is not None:
         left = left[list(rows)]
-    merged = torch.addmm(weight, left, right, alpha=update.scale)
-    if update.magnitude is None:
-        return merged
-    magnitude = file.read(update.magnitude).to(torch.float32).flatten()
-    if update.is_transposed:
-        return merged * (magnitude / merged.norm(dim=0))
-    if rows is not None:
-        magnitude = magnitude[list(rows)]
-    return merged * (magnitude / merged.norm(dim=1))[:, None]
+    return torch.addmm(weight, left, right, alpha=update.scale)

@@ -1,4 +1,5 @@
-"""The trained head on a draft: one logit per token from the draft's last hidden state, and its file.
+"""The trained head on a draft: one logit per token from the draft's last hidden state, its file, and the
+digest of weights by which a draft is recognised.
 
 A head reads one of two of the draft's last hidden states, after the final norm. For a drafted token y_i:
 
@@ -15,22 +16,41 @@ N tokens, H hidden size.
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from specdist.config.generate import GenerateConfig
 from specdist.data.store.files import sha256_of, write_atomically
-from specdist.models.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, HiddenState, read_head_info
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.damage import reading
+from specdist.models.heads.info import (
+    WEIGHTS_NAME,
+    DraftIdentity,
+    HeadInfo,
+    HeadKind,
+    HiddenState,
+    read_head_info,
+)
 from specdist.models.passes.hidden import HiddenStateHead
+from specdist.policies.registry import HEAD_KINDS
 from specdist.utils.errors import UserError
 
 NUM_FEATURES = 3
 # Smaller probabilities are clamped to this.
 LEAST_PROBABILITY = 1e-6
+
+HUB_SNAPSHOTS = "snapshots"
+# Blocks of each weight file, spread evenly from its first byte to its last.
+NUM_BLOCKS = 256
+BLOCK_BYTES = 2**12
 
 
 class TokenHead(HiddenStateHead):
@@ -134,3 +154,56 @@ def load_head(
             "train the head again"
         ) from error
     return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """``network`` is on the CPU, in float32."""
+
+    network: TokenHead
+    info: HeadInfo
+
+    def description(self) -> dict[str, Any]:
+        """What the manifest says of the draft."""
+        names = ("kind", "depth", "max_ratio", "uses_features", "hidden_state", "weights_sha256")
+        return {name: getattr(self.info, name) for name in names} | {"draft": self.info.draft.name}
+
+
+def open_draft_head(config: GenerateConfig, draft: Checkpoint) -> DraftHead | None:
+    """The head that the run's policy reads; None for a policy without. Raises :class:`UserError` for a head
+    that does not fit."""
+    if config.head is None:
+        return None
+    network = load_head(config.head, kind=HEAD_KINDS[config.policy], draft=identify_draft(draft))
+    return DraftHead(network, read_head_info(config.head))
+
+
+def identify_draft(draft: Checkpoint) -> DraftIdentity:
+    """The identity of this checkpoint; reads a megabyte of each weight file."""
+    with reading(f"{draft.option} {draft.name}: its weight files", "put them back as they were"):
+        fingerprint = _weights_digest(draft)
+    return DraftIdentity(
+        name=draft.name,
+        revision=draft.folder.name if draft.folder.parent.name == HUB_SNAPSHOTS else None,
+        architecture=str(draft.config.get_text_config().model_type),
+        hidden_size=int(draft.config.get_text_config().hidden_size),
+        fingerprint=fingerprint,
+    )
+
+
+def _weights_digest(draft: Checkpoint) -> str:
+    """A digest of the weights, without names and tokenizer files.
+
+    It reads blocks from all over the file, since a fine-tuned model may differ from its base in few layers.
+    """
+    digest = hashlib.sha256()
+    for path in draft.weight_files:
+        size = path.stat().st_size
+        digest.update(f"{size}\0".encode())
+        with path.open("rb") as file:
+            for start in np.linspace(0, max(0, size - BLOCK_BYTES), NUM_BLOCKS).astype(int):
+                file.seek(int(start))
+                digest.update(file.read(BLOCK_BYTES))
+    if draft.adapter is not None:
+        digest.update(draft.adapter.fingerprint().encode())
+    return digest.hexdigest()

@@ -30,10 +30,9 @@ PREFIX, BASE_LAYER = "base_model.model.", ".base_layer"
 ROLES = {
     ".lora_A.weight": "A", ".lora_B.weight": "B",
     ".lora_embedding_A": "A", ".lora_embedding_B": "B",
-    ".lora_magnitude_vector": "m", ".lora_magnitude_vector.weight": "m",
 }  # fmt: skip
 # The keys that are read here, those that say what the file holds anyway, and those of its training alone.
-READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "use_dora",
+READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
              "init_lora_weights"}  # fmt: skip
 OTHER_KEYS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
@@ -84,7 +83,7 @@ def open_adapter(option: str, name: str, checkpoint: Checkpoint) -> LoraAdapter:
     stored = _stored_tensors(what, folder / WEIGHTS_NAME)
     with reading(f"{what}: {ADAPTER_CONFIG_NAME}"):
         scales = {each.of: _scale(config, each) for each in stored if each.role == "A"}
-    updates, replaced = _fitted(what, checkpoint, stored, scales, uses_dora=bool(config.get("use_dora")))
+    updates, replaced = _fitted(what, checkpoint, stored, scales)
     return LoraAdapter(
         name=name,
         folder=folder,
@@ -155,8 +154,6 @@ def _fitted(
     checkpoint: Checkpoint,
     stored: list[_Stored],
     scales: Mapping[str, float],
-    *,
-    uses_dora: bool,
 ) -> tuple[dict[str, LowRank], dict[str, str]]:
     """The updates and the replaced parameters by their names in the model."""
     model = build_without_weights(checkpoint, checkpoint.torch_dtype("auto"))
@@ -212,23 +209,19 @@ def _fitted(
         # As its matrix would be as [outputs, inputs].
         is_transposed = isinstance(module, nn.Embedding | Conv1D)
         shape = tuple(module.weight.shape)[:: -1 if is_transposed else 1]
-        expected = {"A", "B", *(["m"] if uses_dora else [])}
-        if parts.keys() != expected or (uses_dora and isinstance(module, nn.Embedding)):
+        if parts.keys() != {"A", "B"}:
             raise UserError(
-                f"{what}: of {parameter} it holds {', '.join(sorted(parts))}, and LoRA has A and B, DoRA "
-                "(use_dora) of linear layers also m: save the adapter again"
+                f"{what}: of {parameter} it holds {', '.join(sorted(parts))}, and LoRA has A and B: save the "
+                "adapter again"
             )
         rank = parts["A"].shape[0]
         _check_shape(what, checkpoint, parts["A"], (rank, shape[1]))
         _check_shape(what, checkpoint, parts["B"], (shape[0], rank))
-        if uses_dora:
-            _check_shape(what, checkpoint, parts["m"], (shape[0],))
         updates[parameter] = LowRank(
             a=parts["A"].name,
             b=parts["B"].name,
             scale=scales[parts["A"].of],
             is_transposed=is_transposed,
-            magnitude=parts["m"].name if uses_dora else None,
         )
     return updates, replaced
 

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from specdist.models.attention.expanding import kind_of_expanded
-from specdist.models.attention.expansion import Expansion
-from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
-from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.attention.kernel import PagedKernel, TritonKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import Capturer, CudaGraphs
@@ -32,7 +29,7 @@ class Acceleration:
         is_fused: fuse the small steps of layers where that gives the same numbers.
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
         keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
-        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
     """
 
     is_static: bool = False
@@ -57,7 +54,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
-            kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
+            kernels=(TritonKernel(),),
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,
@@ -72,16 +69,12 @@ class AttentionKernels:
         self, acceleration: Acceleration, shapes: LayerShapes, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._acceleration, self._shapes, self._dtype, self._device = acceleration, shapes, dtype, device
-        self._chosen: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
+        self._chosen: dict[int, PagedKernel | None] = {}
 
-    def of(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
-        """The kernel for pages of this size; None where none works. With an ``expansion``, for what is
-        expanded."""
-        key, own, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
-        if key not in self._chosen:
-            is_float8 = own.has_float8_cache and expansion is None
-            if expansion is not None:
-                kinds = [kind_of_expanded(expansion, each) for each in kinds if each.rules.is_latent]
-            pages = ProbePages(page_size, self._dtype, self._device, is_float8)
-            self._chosen[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
-        return self._chosen[key]
+    def of(self, page_size: int) -> PagedKernel | None:
+        """The kernel for pages of this size; None where none works."""
+        own = self._acceleration
+        if page_size not in self._chosen:
+            pages = ProbePages(page_size, self._dtype, self._device, own.has_float8_cache)
+            self._chosen[page_size] = choose_kernel(own.kernels, self._shapes.kinds, pages, group=own.group)
+        return self._chosen[page_size]

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionCall, LayerAttention
-from specdist.models.attention.plain import plain_attention
-from specdist.models.batch.flat import FlatBatch, PassOutputs
-from specdist.models.batch.segments import PagedSegments
+from specdist.models.attention.probe import plain_attention
+from specdist.models.batch.flat import FlatBatch, PagedSegments, PassOutputs
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.families.dry_run import LayerShapes

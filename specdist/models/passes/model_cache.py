@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
-from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.cache.key_value import BranchPageTable, KeyValueCache, TokenCopies, pages_per_branch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.families.dry_run import LayerShapes
-from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.models.recurrent.states import RecurrentStates
 
 # Where padding of passes of fixed shapes is written.

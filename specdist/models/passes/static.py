@@ -22,12 +22,16 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
-from specdist.models.batch.flat import FlatBatch, Segments, previous_slots, slot_mapping
-from specdist.models.batch.segments import PagedSegments, aligned
-from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
+from specdist.models.batch.flat import (
+    FlatBatch,
+    PagedSegments,
+    Segments,
+    aligned,
+    previous_slots,
+    slot_mapping,
+)
+from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference, InputStaging
 from specdist.models.passes.model_cache import ModelCache
-from specdist.models.passes.staging import InputStaging
-from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, StateArguments, StatePass
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
@@ -220,8 +224,6 @@ class StaticPasses:
         return logits.clone() if is_copied else logits
 
     def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
-        if self.states is not None and segments.lengths_S.max() > MAX_KERNEL_TOKENS:
-            return None  # a library may be faster
         page_size = self.cache.page_size
         bucket = choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
         return bucket and self._with_parts(bucket)

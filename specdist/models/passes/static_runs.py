@@ -22,8 +22,15 @@ from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
-from specdist.models.batch.flat import FlatBatch, Segments, for_layers, model_positions, slot_mapping
-from specdist.models.batch.segments import PagedSegments, aligned
+from specdist.models.batch.flat import (
+    FlatBatch,
+    PagedSegments,
+    Segments,
+    aligned,
+    for_layers,
+    model_positions,
+    slot_mapping,
+)
 from specdist.models.passes.graphs import Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once

@@ -65,14 +65,12 @@ class Quantization:
     Attributes:
         groups: names of layers, regular expressions after ``re:``, or ``Linear``, with their format.
         ignored: layers that are not quantised.
-        stored: how the checkpoint has them, if it is to be quantised while it is loaded.
-        request: the option's value in this case.
+        request: the option's value, if the checkpoint is to be quantised while it is loaded.
         has_mxfp4_experts: joined experts are MXFP4, and nothing else in the files is quantised.
     """
 
     groups: tuple[tuple[tuple[str, ...], LayerFormat], ...] = ()
     ignored: tuple[str, ...] = ()
-    stored: Quantization | None = None
     request: str | None = None
     has_mxfp4_experts: bool = False
 
@@ -92,9 +90,7 @@ class Quantization:
 
     def stored_format_of(self, name: str) -> LayerFormat | None:
         """The format of a linear layer in the files."""
-        if self.request is not None:
-            return self.stored._declared_format(name) if self.stored is not None else None
-        return self._declared_format(name)
+        return None if self.request is not None else self._declared_format(name)
 
     def format_of_experts(self, name: str) -> LayerFormat | None:
         """The format of joined experts, as far as the name of one in files tells; None for plain ones."""
@@ -127,28 +123,25 @@ def requested_format(request: str, num_inputs: int) -> LayerFormat | None:
 def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     """How the model's layers are quantised in memory. Raises :class:`UserError` for what is not supported."""
     scheme = declared_scheme(checkpoint)
-    stored = None
-    if scheme is not None:
-        what = (
-            f"{checkpoint.option} {checkpoint.name} is quantised ({scheme.file_name} declares "
-            f"{scheme.method}), which specdist"
-        )
-        readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4, MODELOPT: _modelopt}
-        if scheme.file_name != "config.json":
-            readers = {NVFP4: _modelopt} if scheme.file_name == MODELOPT_FILE else {}
-        if scheme.method not in readers:
-            raise UserError(f"{what} does not read: {UNQUANTISED}")
-        stored = readers[scheme.method](what, scheme.declared)
-    if checkpoint.quantization is None:
-        return stored
-    if stored is not None and not checkpoint.is_self:
+    if scheme is None:
+        return None if checkpoint.quantization is None else Quantization(request=checkpoint.quantization)
+    what = (
+        f"{checkpoint.option} {checkpoint.name} is quantised ({scheme.file_name} declares "
+        f"{scheme.method}), which specdist"
+    )
+    readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4, MODELOPT: _modelopt}
+    if scheme.file_name != "config.json":
+        readers = {NVFP4: _modelopt} if scheme.file_name == MODELOPT_FILE else {}
+    if scheme.method not in readers:
+        raise UserError(f"{what} does not read: {UNQUANTISED}")
+    found = readers[scheme.method](what, scheme.declared)
+    if checkpoint.quantization is not None:
         name = f"{checkpoint.option}_quantization {checkpoint.quantization}"
         raise UserError(
             f"{name} is for checkpoints that are not quantised, and {checkpoint.option} {checkpoint.name} is "
             f"({checkpoint.folder.name}/config.json declares it): leave {checkpoint.option}_quantization out"
         )
-    has_mxfp4_experts = stored is not None and stored.has_mxfp4_experts
-    return Quantization(stored=stored, request=checkpoint.quantization, has_mxfp4_experts=has_mxfp4_experts)
+    return found
 
 
 def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:

@@ -258,9 +258,7 @@ class QuantizedWeight:
 
 def held(form: LayerFormat, whole: Tensor | QuantizedWeight) -> QuantizedWeight:
     """A weight that is quantised while it is loaded, or that is stored in the format already."""
-    if isinstance(whole, Tensor):
-        return quantize(form, whole)
-    return whole if whole.form is form else quantize(form, whole.dequantized(torch.float32))
+    return quantize(form, whole) if isinstance(whole, Tensor) else whole
 
 
 def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:

@@ -1,5 +1,8 @@
 """Kernels of recurrent layers, where a device runs them rightly: tried once.
 
+They take one token after the other, in one launch: of a prompt plain operations take 41 for 64 tokens (the
+delta rule; with decays of single numbers for 16), or 30 (Mamba 2).
+
 S sequences, H heads, N places that are run.
 """
 
@@ -15,10 +18,6 @@ from torch import Tensor
 
 from specdist.utils.trial import check_difference, first_right
 
-# They take one token after the other, in one launch: of a prompt plain operations take 41 for 64 tokens (the
-# delta rule; with decays of single numbers for 16), or 30 (Mamba 2). More tokens are left to a library, where
-# one is right, and are not recorded. Blocks are never longer.
-MAX_KERNEL_TOKENS = 128
 # The tolerance of the check: sums in another order, in units of the largest number.
 TOLERANCE = 1e-4
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdist.models.recurrent.cuts import PlannedCut
 from specdist.models.recurrent.runs import Runs, StateShape, padded_of
@@ -57,14 +57,6 @@ class Mixer(Protocol):
         ...
 
 
-class Mixing(Protocol):
-    """What recurrent layers call once each."""
-
-    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
-        """Outputs [T, O] of the tokens' rows."""
-        ...
-
-
 def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
     """Outputs [1, O] of a sequence's only token, for a dry run."""
     shape, device = mixer.shape, rows_1R.device
@@ -72,3 +64,18 @@ def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
     runs = Runs(torch.from_numpy(numbers_51).to(device), padded_of(numbers_51, device))
     rows = torch.cat((rows_1R.new_zeros(shape.num_before, rows_1R.shape[1]), rows_1R))
     return mixer.scan(rows, torch.zeros(1, *shape.state, device=device), [runs])
+
+
+class OfModule:
+    """A :class:`specdist.models.recurrent.mixers.Mixer` that runs what a module has."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @property
+    def layer(self) -> int:
+        return int(self.module.layer_idx)
+
+
+def has_parts(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(getattr(module, name, None) is not None for name in names)

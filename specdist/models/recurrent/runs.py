@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.recurrent.rollback import Rollback
+from specdist.models.cache.prefix_states import Rollback
 
 STATE_DTYPE = torch.float32
 
@@ -64,12 +64,10 @@ class Runs:
             and the one after the last; and the one before which the slot's state is kept, negative if it is
             not.
         padded: for plain operations; None where a kernel runs them.
-        long_5S: the same numbers on the host, of so many tokens that a library is faster.
     """
 
     numbers_5S: Tensor
     padded: Padded | None = None
-    long_5S: np.ndarray | None = None
 
     def read(self, held: Tensor) -> Tensor:
         """The states before the pass [S, ...], of one layer's states of all slots, float32 [slots, ...]."""
@@ -86,7 +84,6 @@ def recur(
     runs: Sequence[Runs],
     kernel: Callable[[Tensor], None] | None,
     plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
-    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Write the outputs [N, ...] of all runs, zeros at first, and leave each slot's state as they say.
 
@@ -95,38 +92,17 @@ def recur(
         kernel: of the numbers of runs, writes outputs and states.
         plain: of the states before padded runs, [S, ...], to outputs [S, P, ...] and the states at their
             borders.
-        library: of one state [1, ...] and a part of the line, to its outputs and the state after it.
     """
     for own in runs:
         if own.padded is None:
             assert kernel is not None
-            if library is None or own.long_5S is None:
-                kernel(own.numbers_5S)
-            else:
-                kernel(_by_library(output, held, own.long_5S, library))
+            kernel(own.numbers_5S)
             continue
         found, after = plain(own.read(held), own.padded)
         own.keep(held, after)
         sources, targets = own.padded.outputs
         output.index_copy_(0, targets, found.flatten(0, 1)[sources])
     return output
-
-
-def _by_library(
-    output: Tensor,
-    held: Tensor,
-    numbers_5S: np.ndarray,
-    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
-) -> Tensor:
-    """Run each segment up to its border; returns what is left to run, which leaves the states as they are."""
-    slots_S, is_first_S, firsts_S, ends_S, borders_S = numbers_5S
-    for slot, is_first, first, border in zip(slots_S, is_first_S, firsts_S, borders_S, strict=True):
-        if first < border:
-            before = held[slot : slot + 1]
-            found, after = library(torch.zeros_like(before) if is_first else before, slice(first, border))
-            output[first:border], held[slot] = found, after[0]
-    left_5S = np.stack((slots_S, is_first_S * (firsts_S == borders_S), borders_S, ends_S, borders_S))
-    return torch.from_numpy(left_5S).to(held.device)
 
 
 def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:

@@ -1,18 +1,32 @@
-"""Modules with a gated short convolution and no other state: of LFM2 (arXiv:2511.23404).
+"""Short causal convolutions of each channel by itself, and modules with a gated one and no other state: of
+LFM2 (arXiv:2511.23404).
 
-A row has a token's input of the convolution. T flat tokens, L places with rows, R channels, E hidden size.
+A row has a token's input of the convolution. T flat tokens, L places with rows, C or R channels, W width of
+a convolution, E hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
-from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.modules import OfModule, has_parts
+from specdist.models.recurrent.mixers import OfModule, has_parts
 from specdist.models.recurrent.runs import Runs, StateShape
+
+
+def causal_convolution(
+    rows_LC: Tensor, weight_CW: Tensor, bias_C: Tensor | None, activation: str | None
+) -> Tensor:
+    """[L - W + 1, C]: of all places but the first, which only the others see."""
+    rows_CL = rows_LC.T.to(weight_CW.dtype)
+    found_CL = F.conv1d(rows_CL[None], weight_CW[:, None], bias_C, groups=len(weight_CW))[0]
+    if activation is not None:
+        found_CL = ACT2FN[activation](found_CL)
+    return found_CL.T.to(rows_LC.dtype)
 
 
 class ShortConvolution(OfModule):

@@ -4,7 +4,7 @@ A state is a sum over all tokens so far, and no token can be taken out of it aga
 after all tokens but the last few, which may still be rolled back, and of these what the layer needs to run
 them: their *rows*, a few kilobytes each, where a copy of the state would take megabytes. A pass runs the rows
 that are still valid once more, then its own tokens, and leaves the state after those that no later pass can
-take back (:class:`specdist.models.recurrent.rollback.Rollback`).
+take back (:class:`specdist.models.cache.prefix_states.Rollback`).
 
 Positions alone decide. A pass whose tokens begin at a position keeps the rows before it and drops those after
 it; a sequence's first token begins without a state. So engine and draft need to say nothing of acceptance:
@@ -31,9 +31,9 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.cache.prefix_states import Rollback
+from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.mixers import Mixer
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.runs import STATE_DTYPE, Runs, StateShape, padded_of
 
 NO_COPIES = np.zeros((3, 0), np.int64)
@@ -234,24 +234,16 @@ class RecurrentStates:
         return Line(carried_SC.flatten(), before_N, new_T, ring_T, new_T - self.num_before), numbers_5S
 
     def _runs(self, numbers_5S: np.ndarray) -> list[Runs]:
-        """Segments that run together: by a kernel or a library, or of similar lengths."""
+        """Segments that run together: all of them by a kernel, or those of similar lengths."""
         lengths_S = numbers_5S[3] - numbers_5S[2]
-        if self.has_kernels:
-            groups_S = lengths_S > MAX_KERNEL_TOKENS
-        else:
-            groups_S = np.ceil(np.log2(np.maximum(lengths_S, 1)))
+        groups_S = np.ceil(np.log2(np.maximum(lengths_S, 1))) * (not self.has_kernels)
         # Padding of static passes has no tokens, or no state.
         is_used_S = (lengths_S > 0) & (numbers_5S[4] >= 0)
         found = []
         for group in np.unique(groups_S[is_used_S]):
             own_5S = np.ascontiguousarray(numbers_5S[:, is_used_S & (groups_S == group)])
-            found.append(
-                Runs(
-                    torch.from_numpy(own_5S).to(self._device),
-                    None if self.has_kernels else padded_of(own_5S, self._device),
-                    own_5S if self.has_kernels and group else None,
-                )
-            )
+            padded = None if self.has_kernels else padded_of(own_5S, self._device)
+            found.append(Runs(torch.from_numpy(own_5S).to(self._device), padded))
         return found
 
 

@@ -21,18 +21,17 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.config.groups import SELF, ExpertParallel
-from specdist.models.attention.expansion import can_absorb
+from specdist.config.groups import ExpertParallel
+from specdist.models.attention.latent import can_absorb
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
-from specdist.models.recurrent.rollback import Rollback
-from specdist.models.recurrent.sizes import NO_STATES, StateSizes
+from specdist.models.recurrent.kinds import NO_STATES, StateSizes
 from specdist.models.sharding.tp_plan import SUMMED, WHOLE, planned_cuts
-from specdist.models.sizes.expert_sizes import Experts
-from specdist.models.sizes.layer_sizes import LayerCache, layers_of
+from specdist.models.sizes.layer_sizes import Experts, LayerCache, layers_of
 
 # One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
@@ -63,7 +62,7 @@ class ModelSize:
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
-        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
         has_whole_experts: on several ranks, each on one (expert parallelism), instead of a part on each.
         quantized_by: the option, with its value, that has linear layers quantised while it is loaded.
     """
@@ -214,10 +213,9 @@ class ModelSize:
         per weight."""
         return 2 * ((self.num_cut + self.num_head) / tp_size + self.num_whole_products)
 
-    def attention_flops(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
-        """Operations of a token's attention on one rank, one of ``num_queries`` of its sequence: scores, and
-        the sum of values."""
-        products = sum(layer.attended(context_tokens, num_queries)[0] for layer in self.layers)
+    def attention_flops(self, tp_size: int, context_tokens: float) -> float:
+        """Operations of a token's attention on one rank: scores, and the sum of values."""
+        products = sum(layer.attended(context_tokens) for layer in self.layers)
         return 2 * self.num_query_heads / tp_size * products
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
@@ -234,14 +232,11 @@ class ModelSize:
         """Bytes of recurrent layers' states on one rank, of a sequence of any length."""
         return self.states.slot_bytes(tp_size, rollback, self.bytes_per_number)
 
-    def cache_read_bytes(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
-        """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
-        that it makes of latents."""
-        read = sum(
+    def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
+        """Bytes of keys and values that the attention of a sequence's tokens reads on one rank."""
+        return sum(
             self._cached_bytes(layer, tp_size) * layer.tokens_read(context_tokens) for layer in self.layers
         )
-        expanded = sum(layer.attended(context_tokens, num_queries)[1] for layer in self.layers)
-        return read + expanded * self.num_query_heads / tp_size
 
     def _cached_bytes(self, layer: LayerCache, tp_size: int) -> int:
         return layer.cached_bytes(tp_size, self.bytes_per_number, self.has_float8_cache)
@@ -265,9 +260,7 @@ def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
         trusts_code=checkpoint.trusts_code,
         quantization=quantization_of(checkpoint),
     )
-    asked = checkpoint.quantization and (
-        f"{checkpoint.quantizing_option} {SELF * checkpoint.is_self}{checkpoint.quantization}"
-    )
+    asked = checkpoint.quantization and f"{checkpoint.option}_quantization {checkpoint.quantization}"
     return replace(size, has_float8_cache=checkpoint.has_float8_cache, quantized_by=asked)
 
 
@@ -332,7 +325,7 @@ def model_size(
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
-        layers=layers_of(text, model, bytes_per_number),
+        layers=layers_of(text, model),
         # A drafter's positions need no table: its configuration's number is that of its training.
         max_positions=getattr(None if drafter else text, "max_position_embeddings", sys.maxsize),
         num_whole_products=num_whole_products,

@@ -50,7 +50,7 @@ class CollectConfig(
     overwrite: bool = option(False, help="delete the results of an earlier collection in the output folder")
 
     # Models
-    draft: str = option(help="hub id or folder of the small model, which the head will read, or self:int4")
+    draft: str = option(help="hub id or folder of the small model, which the head will read")
     tp_size: int = option(
         1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
     )

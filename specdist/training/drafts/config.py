@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from specdist.config.arguments import option, parse_arguments
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import MTP, is_own
+from specdist.config.groups import MTP
 from specdist.config.speculation import NGRAM
 from specdist.utils.errors import UserError
 from specdist.utils.rules import SEED, Refusals, check_options
@@ -97,7 +97,7 @@ class DistillConfig:
         found = parse_arguments(GenerateConfig, [f"--config={path}", f"--output={self.run}"])
         given = {name: getattr(self, name) for name in ("target", "prompts", "draft")}
         found = dataclasses.replace(found, **{name: value for name, value in given.items() if value})
-        if self.layers is None and (found.draft in (None, NGRAM, MTP) or is_own(found.draft)):
+        if self.layers is None and found.draft in (None, NGRAM, MTP):
             raise UserError(
                 f"--draft {found.draft or 'none'} cannot be trained: name the folder of a draft model, or "
                 "use --layers N to start from the target's first layers"

@@ -99,8 +99,7 @@ def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints
 def _open_start(run: GenerateConfig, models: ModelPlan) -> Checkpoint:
     """The draft to start from. Raises :class:`UserError`."""
     assert run.draft is not None
-    trust = {"trust_remote_code": run.trust_remote_code, "allow_pickle": run.allow_pickle}
-    found = models.draft or open_checkpoint("--draft", run.draft, **trust)
+    found = models.draft or open_checkpoint("--draft", run.draft, trust_remote_code=run.trust_remote_code)
     if found.drafter is not None:  # not of a run that uses it, which has refused it
         raise UserError(
             f"--draft {run.draft} is {found.drafter.what}, which is not trained here: name the folder "
@@ -190,6 +189,6 @@ def load_plain(checkpoint: Checkpoint, dtype: torch.dtype, num_layers: int | Non
             config=config,
             dtype=dtype,
             trust_remote_code=checkpoint.trusts_code,
-            use_safetensors=not checkpoint.is_pickled,
+            use_safetensors=True,
         )
     return model

@@ -21,10 +21,10 @@ from torch import Tensor
 from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.roofline import Placement
 from specdist.models.batch.flat import FlatBatch, Segments
-from specdist.models.cache.branch_pages import BranchPageTable
+from specdist.models.cache.key_value import BranchPageTable
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.passes.static_runs import DraftedRun
-from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from tests.lab.emulation.device import EmulatedDevice

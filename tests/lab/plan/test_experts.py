@@ -14,7 +14,7 @@ from specdist.lab.plan.job import open_model
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import run_options
 from specdist.lab.plan.roofline import NO_COUNTS, TARGET_PASS, Placement
-from specdist.models.sizes.expert_sizes import Experts
+from specdist.models.sizes.layer_sizes import Experts
 from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.host import GIB
 from tests.lab.plan.test_job import planned

@@ -142,15 +142,6 @@ def test_how_tokens_are_drawn_is_paid_for_and_run(tmp_path: Path) -> None:
     assert 0.9 * found[0][0] < found[1][0] < found[0][0] and found[1][1] < found[0][1]
 
 
-def test_a_target_that_drafts_for_itself_is_planned() -> None:
-    text, document = planned(
-        "--target", "8b", "--draft", "self:int4", "--gpu", "h100-sxm", "--acceptance", "0.95",
-        "--max_num_seqs", "1",
-    )  # fmt: skip
-    assert document["num_parameters"]["draft"] == document["num_parameters"]["target"]
-    assert document["recommended"]["mode"] == "colocated" and "--draft self:int4" in text
-
-
 def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_path: Path) -> None:
     """In the published form, for the 8B shape: three states of 4,096 numbers of two bytes for every token."""
     config = {

@@ -17,13 +17,12 @@ from specdist.lab.plan.memory import fit
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.draft_models.declaration import Placement
 from specdist.models.draft_models.mtp import MTP
-from specdist.models.drafters.drafters import check_drafter, load_drafter
-from specdist.models.drafters.mtp_loading import open_mtp
-from specdist.models.drafters.runner import DrafterRunner
+from specdist.models.drafters.files import open_mtp
+from specdist.models.drafters.runner import DrafterRunner, check_drafter, load_drafter
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
+from specdist.models.loading.places import check_weights
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sizes.sizes import size_of
 from specdist.utils.errors import UserError

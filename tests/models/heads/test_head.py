@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.heads.drafts import identify_draft
-from specdist.models.heads.head import TokenHead, load_head, save_weights
+from specdist.models.heads.head import TokenHead, identify_draft, load_head, save_weights
 from specdist.models.heads.info import DraftIdentity, HeadInfo, HeadKind, read_head_info
 from specdist.utils.errors import UserError
 from tests.job.pair import Pair

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
-from specdist.models.recurrent import mamba1, mamba2
+from specdist.models.recurrent import mamba
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.runs import Runs, padded_of
 from tests.models.all_families import build
@@ -23,8 +23,8 @@ def run(
     tokens: MambaTokens, begin: int, end: int, state: Tensor, borders: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Of the tokens from ``begin`` on: outputs, and states after ``borders`` of them."""
-    module = mamba1 if tokens.rates.dim() == 2 else mamba2
-    return module.run(state, tokens.tokens.chunk(begin, end), tokens.rates, torch.tensor(borders))
+    run_tokens = mamba.run_mamba1 if tokens.rates.dim() == 2 else mamba.run_mamba2
+    return run_tokens(state, tokens.tokens.chunk(begin, end), tokens.rates, torch.tensor(borders))
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -99,7 +99,7 @@ def test_modules_give_the_numbers_of_their_own_forward(family: str) -> None:
     torch.manual_seed(0)
     model = build(family)
     mixers = [mixer for module in model.modules() if (mixer := mixer_of(module)) is not None]
-    assert mixers and all(isinstance(mixer, (mamba1.Mamba1, mamba2.Mamba2)) for mixer in mixers)
+    assert mixers and all(isinstance(mixer, (mamba.Mamba1, mamba.Mamba2)) for mixer in mixers)
     mixer: Any = mixers[0]
     for name, parameter in mixer.module.named_parameters():
         if name in ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "dt_proj.bias"):
@@ -134,5 +134,5 @@ def test_a_mixer_is_cut_between_groups(num_groups: int, num_pieces: int) -> None
         A_log=torch.zeros(8), head_dim=32, ssm_state_size=16,
         conv1d=SimpleNamespace(weight=torch.zeros(channels, 1, 4)),
     )  # fmt: skip
-    mixer = mamba2.Mamba2(module)
+    mixer = mamba.Mamba2(module)
     assert mixer.num_pieces == num_pieces and bool(mixer.cuts) == bool(num_pieces)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
-from specdist.models.recurrent.rollback import Rollback
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
 from tests.models.all_families import build
@@ -86,15 +86,3 @@ def _logits(
     """Of tokens that are others in every pass."""
     batch = tokens_of(slots, ends[slots], lengths, seed)
     return runner.forward(batch, np.arange(len(batch)))
-
-
-def test_long_chunks_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are left to a library; a block after them is recorded."""
-    use_twins(monkeypatch)
-    capturer = TapeCapturer()
-    runner = runner_of("mamba2", Acceleration(is_static=True, capturer=capturer), Rollback(1))
-    ends = np.zeros(NUM_SLOTS, int)
-    for length, num_captures in ((200, 0), (5, 1)):
-        _logits(runner, np.arange(1), ends, np.array([length]), 0)
-        assert capturer.num_captures == num_captures
-        ends += length

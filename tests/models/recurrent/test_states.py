@@ -19,8 +19,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.prefix_states import Rollback
 from specdist.models.recurrent.kinds import mixer_of
-from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.states import RecurrentStates, StatePass
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdist.models.recurrent.mamba2 import Mamba2Tokens
+from specdist.models.recurrent.mamba import Mamba2Tokens
 
 # Of sums in another order, in units of the largest number.
 TOLERANCE = 1e-5

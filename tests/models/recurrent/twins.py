@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.recurrent import gated_delta, mamba2, states
+from specdist.models.recurrent import gated_delta, states
+from specdist.models.recurrent import mamba as mamba_modules
 from specdist.models.recurrent.kernels import Kernels
 from tests.kernels import plain
 
@@ -34,5 +35,5 @@ def delta_rule(
 
 def use_twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this device had the kernels."""
-    for module in (gated_delta, mamba2, states):
+    for module in (gated_delta, mamba_modules, states):
         monkeypatch.setattr(module, "kernels_on", lambda device: Kernels(mamba, delta_rule))

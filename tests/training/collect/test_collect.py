@@ -58,7 +58,8 @@ def test_acceptance_examples_are_those_of_plain_forwards(acceptance: Path, pair:
 
 def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
     """A draft of the target's own weights in the same 8 bits is the target: every token is accepted."""
-    kinds = {"draft": "self:int8", "target_quantization": "int8", "limit": 4, "max_new_tokens": 12}
+    kinds = {"draft": options["target"], "draft_quantization": "int8", "target_quantization": "int8"}
+    kinds |= {"limit": 4, "max_new_tokens": 12}
     output = tmp_path / "data"
     assert run_here(main, **options | kinds, kind="acceptance", output=output).code == 0
     acceptance = read_output(output)["acceptance"].to_numpy()

@@ -10,8 +10,7 @@ import torch
 
 from specdist.cli import collect
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.heads.drafts import identify_draft
-from specdist.models.heads.head import load_head
+from specdist.models.heads.head import identify_draft, load_head
 from specdist.models.heads.info import POLICY_OF_KIND, HeadKind
 from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.run import run_training

@@ -4,10 +4,13 @@ and adds to.
     h = exp(dt A) h + dt x B;  y = C h
 
 In chunks, as in the paper's section 6, a token reads the others as attention that decays, and the rest from
-the state before them.
+the state before them. In Mamba 1 (Gu and Dao, arXiv:2312.00752, algorithm 2) channels are the numbers of one
+head, which have time steps of their own, and each number of a channel's state decays at a rate of its own: so
+tokens follow one another, as in transformers.
 
-S sequences, L tokens of each, H heads of P numbers in G groups of R, N numbers of a state beside them,
-T flat tokens, or places of them, E hidden size, I inner size (H × P), C channels of the convolution.
+S sequences, L tokens of each, H heads of P numbers (Mamba 1: P channels) in G groups of R, N numbers of a
+state beside them, T flat tokens, or places of them, E hidden size, I inner size (H × P), C channels of the
+convolution.
 """
 
 from __future__ import annotations
@@ -19,12 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdist.models.recurrent.convolution import causal_convolution
-from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
-from specdist.models.recurrent.libraries import mamba2_on
-from specdist.models.recurrent.modules import OfModule, has_parts
+from specdist.models.recurrent.mixers import OfModule, has_parts
 from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
+from specdist.models.recurrent.short_convolution import causal_convolution
 
 # The tokens of a prompt's chunk: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
@@ -34,6 +36,9 @@ PARTS = (
 
 
 Run = Callable[[Tensor, "Mamba2Tokens", Tensor, Tensor], tuple[Tensor, Tensor]]
+
+MAMBA1_PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
+NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
 class Mamba2Tokens(NamedTuple):
@@ -53,7 +58,7 @@ class Mamba2Tokens(NamedTuple):
         return Mamba2Tokens(*(part[:, begin:end] for part in self))
 
 
-def run(
+def run_mamba2(
     state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor, borders_S: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Outputs of all tokens, float32 [S, L, H, P], and each segment's state after its first ``borders``
@@ -107,9 +112,7 @@ def outputs_of(tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: 
         return run(state_SHPN, tokens.at(padded), rates, padded.borders_S)
 
     kernel = kernels and (lambda numbers_5S: kernels.mamba(output, held, numbers_5S, *tokens, rates))
-    library = kernels and rates.dim() == 1 and mamba2_on(held.device, tokens.x.dtype)
-    of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens), rates))
-    return recur(output, held, runs, kernel, plain, of_library or None)
+    return recur(output, held, runs, kernel, plain)
 
 
 class Mamba2(OfModule):
@@ -176,7 +179,7 @@ class Mamba2(OfModule):
             x.unflatten(-1, (-1, module.head_dim)), steps_TH.clamp(*module.time_step_limit), b_TGN, c_TGN
         )
         rates_H = -module.A_log.float().exp()
-        output = outputs_of(tokens, held, runs, rates_H, run)
+        output = outputs_of(tokens, held, runs, rates_H, run_mamba2)
         return (output + tokens.x * module.D.float()[:, None]).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
@@ -186,4 +189,74 @@ class Mamba2(OfModule):
         else:
             mixed_TO = module.norm(mixed_TO[None], rest[None])[0]
         output: Tensor = module.out_proj(mixed_TO.to(rest.dtype))
+        return output
+
+
+def run_mamba1(
+    state_S1PN: Tensor, tokens: Mamba2Tokens, rates_PN: Tensor, borders_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs of all tokens, float32 [S, L, 1, P], and each segment's state after its first ``borders``
+    tokens. Of the tokens the time steps are [S, L, P]. ``rates``: negative."""
+    outputs, kept_S1PN = [], state_S1PN
+    parts = zip(*(part.float().unbind(1) for part in tokens), strict=True)
+    for token, (x_S1P, steps_SP, b_S1N, c_S1N) in enumerate(parts):
+        decays_S1PN = (steps_SP[:, None, :, None] * rates_PN).exp()
+        added_S1PN = (steps_SP[:, None] * x_S1P)[..., None] * b_S1N[:, :, None]
+        state_S1PN = state_S1PN * decays_S1PN + added_S1PN
+        outputs.append((state_S1PN @ c_S1N[..., None])[..., 0])
+        kept_S1PN = torch.where((borders_S > token)[:, None, None, None], state_S1PN, kept_S1PN)
+    return torch.stack(outputs, dim=1), kept_S1PN
+
+
+class Mamba1(OfModule):
+    """The mixer of Mamba, Falcon-Mamba and Jamba. A row has what goes into the convolution; B, C and the time
+    steps are projected from what comes out."""
+
+    @staticmethod
+    def of(module: nn.Module) -> Mamba1 | None:
+        """If it has the parts."""
+        return Mamba1(module) if has_parts(module, MAMBA1_PARTS) else None
+
+    @property
+    def shape(self) -> StateShape:
+        channels, _, width = self.module.conv1d.weight.shape
+        return StateShape(channels, width - 1, (1, channels, self.module.ssm_state_size))
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.module.conv1d.weight)
+
+    @property
+    def cuts(self) -> dict[str, PlannedCut]:
+        channels = len(self.module.conv1d.weight)
+        return {
+            "in_proj": PlannedCut(PACKED, (channels, channels)),
+            **dict.fromkeys(("conv1d", "A_log", "D"), PlannedCut(EQUAL)),
+            "x_proj": PlannedCut(ROWWISE),
+            "dt_proj": PlannedCut(COLWISE),
+            "out_proj": PlannedCut(ROWWISE),
+        }
+
+    def project(self, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and gates, [T, P] both."""
+        rows_TP, gates_TP = self.module.in_proj(hidden_TE).chunk(2, dim=-1)
+        return rows_TP, gates_TP
+
+    def scan(self, rows_LP: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
+        module = self.module
+        convolution = module.conv1d
+        x_TP = causal_convolution(rows_LP, convolution.weight[:, 0], convolution.bias, module.activation)
+        widths = [module.time_step_rank, module.ssm_state_size, module.ssm_state_size]
+        parts = module.x_proj(x_TP).split(widths, dim=-1)
+        if has_parts(module, NORMS):
+            parts = [getattr(module, name)(part) for name, part in zip(NORMS, parts, strict=True)]
+        steps, b_TN, c_TN = parts
+        steps_TP = F.softplus(module.dt_proj(steps).float())
+        tokens = Mamba2Tokens(x_TP[:, None], steps_TP, b_TN[:, None], c_TN[:, None])
+        rates_PN = -module.A_log.float().exp()
+        outputs_T1P = outputs_of(tokens, held, runs, rates_PN, run_mamba1)
+        return outputs_T1P[:, 0] + x_TP * module.D.float()
+
+    def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
+        output: Tensor = self.module.out_proj((mixed_TO * F.silu(rest)).to(rest.dtype))
         return output
