@@ -10,7 +10,6 @@ SHARD_FILE = re.compile(
     r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.subshard-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
     r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
-TRACE_FILE = re.compile(r"shard-(\d{5,})\.trace\.arrow")
 # Completion records and statistics have the same names, in different folders.
 RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 RUN_TAG = "run_tag"

@@ -14,12 +14,11 @@ from specdist.data.file_names import (
     RECORD_FILE,
     RUN_TAG,
     SHARD_FILE,
-    TRACE_FILE,
     leases_in,
 )
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.publishing import ShardPaths
-from specdist.data.store.files import names_within, sizes_in
+from specdist.data.store.files import names_within
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,3 @@ class RunLayout:
         """The shards that have a completion record, by one listing: their data is not looked at."""
         names = names_within(self.path / "shards")
         return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
-
-    def sizes_of_traces(self) -> dict[int, int]:
-        """Bytes of the traces of all shards that have one; on a store by one listing."""
-        return {int(match[1]): size for match, size in sizes_in(self.path / "stats", TRACE_FILE)}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data.run.layout import RunLayout
 from specdist.data.run.publishing import ShardPaths, ShardRecord
 from specdist.data.store.storage import local_copy
 from specdist.utils.errors import UserError
-
-# More small files would only take longer to open.
-MAX_TRACES = 2000
 
 
 def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
@@ -44,16 +40,6 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
         known = pa.ipc.open_file(source).schema.names
         options = pa.ipc.IpcReadOptions(included_fields=[known.index(name) for name in names])
         return pa.ipc.open_file(source, options=options).read_all()
-
-
-def traces_to_read(layout: RunLayout, shards: Iterable[int], max_bytes: int) -> tuple[list[Path], int]:
-    """The traces of these shards that are read for a picture: all, or evenly spread ones of at most about
-    ``max_bytes`` and :data:`MAX_TRACES`; and how many traces there are."""
-    sizes = layout.sizes_of_traces()
-    traced = sorted(sizes.keys() & set(shards))
-    num_bytes = sum(sizes[shard] for shard in traced)
-    step = max(1, -(-num_bytes // max_bytes), -(-len(traced) // MAX_TRACES))
-    return [layout.trace_path(shard) for shard in traced[::step]], len(traced)
 
 
 def damaged(paths: ShardPaths) -> UserError:

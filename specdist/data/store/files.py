@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -62,21 +61,6 @@ def names_within(folder: Path, *prefixes: str) -> list[str]:
         return names_in(folder, *prefixes)
     except FileNotFoundError:
         return []
-
-
-def sizes_in(folder: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], int]]:
-    """Sizes in bytes of the files in a folder that have such a name; none without the folder. On a
-    store by one listing. Raises OSError."""
-    if isinstance(folder, StorePath):
-        sizes = folder.sizes()
-        return [(match, sizes[match[0]]) for match in map(name.fullmatch, sizes) if match]
-    found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if match := name.fullmatch(entry.name):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((match, entry.stat().st_size))
-    return found
 
 
 def fsync_folder(folder: Path) -> None:

@@ -96,11 +96,6 @@ class StorePath(_Path):
         """Names of the objects and folders in this folder that begin with ``prefix``."""
         return list(self.store.listing(self.key, prefix))
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of the objects in this folder, by name."""
-        found = self.store.listing(self.key)
-        return {name: info.st_size for name, info in found.items() if info is not None}
-
     def iterdir(self) -> Generator[StorePath, None, None]:
         return (self / name for name in self.names())
 

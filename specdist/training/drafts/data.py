@@ -1,7 +1,7 @@
 """What the target has said: the finished rows of a run, as examples for transformers' ``Trainer``.
 
 An example is a dict of arrays over L tokens: ``input_ids``; ``labels``, which are ``IGNORED`` where a token
-is not learned; and for the teacher ``recorded`` also ``processed_logprobs`` [L], ``top_logprob_ids`` and
+is not learned; and with recorded log-probabilities ``processed_logprobs`` [L], ``top_logprob_ids`` and
 ``top_logprobs`` [L, K]. Batches are padded on the right, which changes no logits of a causal model.
 """
 
@@ -56,9 +56,11 @@ def read_examples(
     folder: RunFolder, prompts: Prompts, encoder: PromptEncoder, config: DistillConfig, teacher: Teacher
 ) -> Examples:
     """Examples of the rows in complete shards. Raises :class:`UserError` if fewer than two are finished."""
-    names = [*COLUMNS, *(LOGPROB_COLUMNS if teacher == "recorded" else ())]
-    tables = [open_shard(folder.paths(shard), verify=False) for shard in folder.complete_shards()]
-    rows: list[dict[str, Any]] = [row for table in tables for row in table.select(names).to_pylist()]
+    rows: list[dict[str, Any]] = []
+    for shard in folder.complete_shards():
+        table = open_shard(folder.paths(shard), verify=False)
+        names = [name for name in LOGPROB_COLUMNS if teacher != "target" and name in table.column_names]
+        rows += table.select([*COLUMNS, *names]).to_pylist()
     rows = [row for row in rows if row["finish_reason"] != "error" and row["completion_ids"]]
     rows = _spread(sorted(rows, key=lambda row: (row["row_id"], row["sample_index"])), config.max_sequences)
     row_ids = np.unique([row["row_id"] for row in rows])

@@ -15,10 +15,10 @@ from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.data.stats.shard import Stats
-from specdist.data.stats.traces import TracedToken, trace_table
 
 MS = 1_000_000
 NUM_TOKENS = 40
+ACCEPTANCE = 0.65
 BEGIN_UNIX_NS = 1_700_000_000 * 10**9
 BAD_PROMPT = "<script>document.title = 'taken over'</script> & more"
 BAD_REASON = "the prompt has <b>9000</b> tokens"
@@ -33,7 +33,6 @@ class SyntheticRun:
     rows_per_shard: int = 6
     num_draft_tokens: int = 4
     is_exact: bool = True
-    is_traced: bool = True
     has_draft: bool = True
     num_error_rows: int = 0
     num_replicas: int = 1
@@ -56,7 +55,7 @@ def _config(run: SyntheticRun) -> dict[str, Any]:
         "num_draft_tokens": run.num_draft_tokens,
         "overlap": "synchronous",
         "acceptance": "rejection", "temperature": 0.7, "max_new_tokens": NUM_TOKENS, "stop": [],
-        "rows_per_shard": run.rows_per_shard, "trace": run.is_traced,
+        "rows_per_shard": run.rows_per_shard,
     }  # fmt: skip
 
 
@@ -97,47 +96,34 @@ def _finish_shard(folder: RunFolder, shard: int, run: SyntheticRun) -> None:
     table = shard_table(
         inputs, results, first_row=shard * run.rows_per_shard, num_samples=1, is_exact=run.is_exact
     )
-    trace = trace_table((result.row_id, 0, result.trace) for result in results) if run.is_traced else None
     document = {
         "exact": run.is_exact,
         "replica": f"replica-{shard % run.num_replicas}",
         **stats.to_json(),
     }
-    folder.finish_shard(shard, table, document, trace)
+    folder.finish_shard(shard, table, document)
 
 
 def coin_row(row_id: int, generator: random.Random, stats: Stats, run: SyntheticRun) -> RowResult:
     """A completion: its first token from the prompt's pass, then round after round."""
-    num_tokens, round_, trace = 1, 0, []
+    num_tokens, num_rounds, num_all_drafted = 1, 0, 0
     while num_tokens < NUM_TOKENS:
-        round_ += 1
+        num_rounds += 1
         room = NUM_TOKENS - num_tokens - 1
         num_drafted = min(run.num_draft_tokens, room) if run.has_draft else 0
-        entropies = [generator.uniform(0, 3) for _ in range(num_drafted)]
         num_accepted = 0
-        while num_accepted < num_drafted and generator.random() < chance(entropies[num_accepted]):
+        while num_accepted < num_drafted and generator.random() < ACCEPTANCE:
             num_accepted += 1
         trusted = num_accepted if not run.is_exact else 0
         stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted, num_trusted=trusted)
-        trace += [
-            TracedToken(
-                round_, depth, num_tokens + depth, 7, entropy, 1 - entropy / 4, 1 - entropy / 5,
-                chance(entropy), depth <= num_accepted, depth < num_accepted,
-            )
-            for depth, entropy in enumerate(entropies)
-        ]  # fmt: skip
+        num_all_drafted += num_drafted
         num_tokens += num_accepted + 1
     return RowResult(
         row_id=row_id, sample_index=0, prompt=f"prompt {row_id}", completion="text",
         completion_ids=(7,) * num_tokens, finish_reason="length", error=None, num_prompt_tokens=9,
-        num_completion_tokens=num_tokens, num_spec_steps=round_, num_draft_tokens=len(trace),
-        num_accepted_draft_tokens=num_tokens - round_ - 1, trace=tuple(trace),
+        num_completion_tokens=num_tokens, num_spec_steps=num_rounds, num_draft_tokens=num_all_drafted,
+        num_accepted_draft_tokens=num_tokens - num_rounds - 1,
     )  # fmt: skip
-
-
-def chance(entropy: float) -> float:
-    """Of a token to be accepted."""
-    return 0.95 - 0.2 * entropy
 
 
 def error_row(row_id: int) -> RowResult:
