@@ -19,7 +19,6 @@ from specdist.job.texts import constraints, processing
 from specdist.job.texts.constraints import thinking_markers
 from specdist.job.texts.tokens import (
     MOST_PROMPTS,
-    PromptEncoder,
     added_token_warnings,
     detokenizer_of,
     ids_within,

@@ -1,7 +1,8 @@
 """The prefixes that tokens are drafted after: the target's responses, or SPRINTER's four kinds.
 
 Of SPRINTER's kinds (section 3.2: original prefixes, which are the prompt's own, completions of the draft
-alone, of the target alone, and of both), each prompt gives the same number of prefixes: as many as the kind with the fewest has.
+alone, of the target alone, and of both), each prompt gives the same number of prefixes: as many as the kind
+with the fewest has.
 """
 
 from __future__ import annotations
