@@ -25,8 +25,8 @@ from specdist.data.store.files import write_atomically
 from specdist.results.evaluate.config import LM_EVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.results import write_arrow
-from specdist.results.evaluate.scores import Metric, Scores
-from specdist.results.evaluate.tasks.texts import ERROR, answer_columns, answer_of
+from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores
+from specdist.results.evaluate.tasks.texts import answer_columns, answer_of
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
     The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
     settings = check_harness(completions, config)
-    names = ("row_id", "sample_index", "finish_reason", *answer_columns(completions), REQUEST_COLUMN)
+    names = (*IDENTITY_COLUMNS, *answer_columns(completions), REQUEST_COLUMN)
     rows = {row[REQUEST_COLUMN]: row for row in completions.rows(*names) if row["sample_index"] == 0}
     until = settings["options"].get("stop")
     answers = {

@@ -14,6 +14,11 @@ from typing import Any
 
 import numpy as np
 
+# The finish reason of rows that have no completion.
+ERROR = "error"
+# Columns of every result.
+IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -49,3 +54,8 @@ class Scores:
     columns: Mapping[str, list[Any]]
     metrics: Mapping[str, Metric]
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns that every result has."""
+    return {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}

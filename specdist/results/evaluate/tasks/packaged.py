@@ -19,16 +19,12 @@ def check_math(completions: Completions, config: EvaluateConfig) -> dict[str, An
     """What math-verify reads in every reference. Raises :class:`UserError` for a missing column or package,
     and for a reference without an expression."""
     package = _package("math_verify", "math-verify", MATH)
-    column = reference_column(completions, config.reference_column, MATH)
-    found = {}
-    for value in completions.table[column].to_pylist():
-        for text in as_references(value):
-            # An expression alone is not marked as LaTeX.
-            marked = text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}"
-            if text not in found:
-                found[text] = package.parse(marked)
-            if not found[text]:
-                raise UserError(f"--task {MATH}: math-verify finds no expression in the reference {text!r}")
+    column, found = reference_column(completions, config.reference_column, MATH), {}
+    for text in {text for value in completions.table[column].to_pylist() for text in as_references(value)}:
+        # An expression alone is not marked as LaTeX.
+        found[text] = package.parse(text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}")
+        if not found[text]:
+            raise UserError(f"--task {MATH}: math-verify finds no expression in the reference {text!r}")
     return found
 
 

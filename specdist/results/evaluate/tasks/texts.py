@@ -10,7 +10,7 @@ from typing import Any
 
 from specdist.results.evaluate.config import EXACT_MATCH, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Metric, Scores
+from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores, identity_columns
 from specdist.sampling.constraints.thinking import THINKING
 from specdist.utils.errors import UserError
 
@@ -61,10 +61,6 @@ def readings(answer: str) -> list[str]:
     return [answer] if next_question is None else [answer[: next_question.start()], answer]
 
 
-REFERENCE = "reference"
-ERROR = "error"
-# Columns of every result, before the task's.
-IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
 # A function from (answer, references, row) to numbers by metric, and text by name.
 RowScore = tuple[Mapping[str, float], Mapping[str, str | None]]
 RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
@@ -72,7 +68,7 @@ RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
 
 def reference_column(completions: Completions, wanted: str | None, task: str, *others: str) -> str:
     """The column ``wanted``, else the first existing one of ``others`` and ``reference``."""
-    names = [wanted] if wanted is not None else [*others, REFERENCE]
+    names = [wanted] if wanted is not None else [*others, "reference"]
     found = [name for name in names if name in completions.table.column_names]
     if not found:
         completions.check_columns({names[-1]: f"--task {task} (--reference_column)"})
@@ -84,11 +80,6 @@ def as_references(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     whole = [int(item) if isinstance(item, float) and item.is_integer() else item for item in values]
     return [str(item) for item in whole if item is not None]
-
-
-def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns that every result begins with."""
-    return {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}
 
 
 def score_texts(
