@@ -12,6 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from specdist.data.store.files import write_atomically
 from specdist.results.evaluate.config import LM_EVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.results import write_arrow
-from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores
+from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores, Scoring
 from specdist.results.evaluate.tasks.texts import answer_columns, answer_of
 from specdist.utils.errors import UserError
 
@@ -79,9 +80,9 @@ def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     return text, {"output": str(output), "options": str(options_path), "num_prompts": num_prompts}
 
 
-def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str, Any]:
-    """The settings of the export. Raises :class:`UserError` if the run's prompts were not exported, or its
-    options are not those that the tasks require."""
+def harness(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Raises :class:`UserError` if the run's prompts were not exported, or its options are not those that the
+    tasks require."""
     _require_package()
     wanted = dict.fromkeys((REQUEST_COLUMN, SETTINGS_COLUMN), f"--task {LM_EVAL} (see --lm_eval_export)")
     completions.check_columns(wanted)
@@ -95,15 +96,14 @@ def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str,
         _check_options(completions.manifest.fingerprint, settings["options"])
     else:
         logger.warning("a merged file does not record how it was generated, so its options are not checked")
-    return settings
+    return partial(_score, completions, settings)
 
 
-def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
+def _score(completions: Completions, settings: Mapping[str, Any]) -> Scores:
     """The mean over documents for each of the harness's tasks, filters and metrics.
 
     The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
-    settings = check_harness(completions, config)
     names = (*IDENTITY_COLUMNS, *answer_columns(completions), REQUEST_COLUMN)
     rows = {row[REQUEST_COLUMN]: row for row in completions.rows(*names) if row["sample_index"] == 0}
     until = settings["options"].get("stop")

@@ -6,13 +6,14 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import ERROR, Metric, Scores, identity_columns
+from specdist.results.evaluate.scores import ERROR, Metric, Scores, Scoring, identity_columns
 from specdist.results.evaluate.tasks.texts import cut
 from specdist.utils.errors import UserError
 
@@ -33,14 +34,22 @@ def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
     return function
 
 
-def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
+def plugin(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Raises :class:`UserError` if the function cannot be loaded."""
+    assert config.task is not None
+    return partial(_score, completions, config, load_function(config.task))
+
+
+def _score(
+    completions: Completions, config: EvaluateConfig, function: Callable[[dict[str, Any]], Any]
+) -> Scores:
     """Call the function with each row, a dictionary of all columns; it returns a number, or numbers by name.
 
     Rows that ended with an error get 0 without a call. Raises :class:`UserError` if the function raises, or
     returns a number that is not finite or names that differ between rows.
     """
     assert config.task is not None
-    function, rows = load_function(config.task), completions.rows()
+    rows = completions.rows()
     found: list[dict[str, float] | None] = []
     for row in rows:
         if row["finish_reason"] == ERROR:

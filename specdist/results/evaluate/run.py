@@ -21,10 +21,10 @@ from specdist.results.evaluate.config import (
     ROUGE,
     EvaluateConfig,
 )
-from specdist.results.evaluate.harness import check_harness, export_prompts, score_harness
+from specdist.results.evaluate.harness import export_prompts, harness
 from specdist.results.evaluate.identity import compare_tokens
 from specdist.results.evaluate.intervals import bootstrap_interval, compare_paired
-from specdist.results.evaluate.plugin import load_function, score_plugin
+from specdist.results.evaluate.plugin import plugin
 from specdist.results.evaluate.reading import Completions, read_completions
 from specdist.results.evaluate.results import (
     DIFFERENCES_FILE,
@@ -35,25 +35,17 @@ from specdist.results.evaluate.results import (
     paired_table,
     write_results,
 )
-from specdist.results.evaluate.scores import ERROR, Scores
-from specdist.results.evaluate.tasks.gsm8k import gsm8k_column, score_gsm8k
-from specdist.results.evaluate.tasks.humaneval import check_humaneval, score_humaneval
-from specdist.results.evaluate.tasks.multiple_choice import check_multiple_choice, score_multiple_choice
-from specdist.results.evaluate.tasks.packaged import check_math, check_rouge, score_math, score_rouge
-from specdist.results.evaluate.tasks.texts import exact_match_column, score_exact_match
+from specdist.results.evaluate.scores import ERROR, Scores, Scoring
+from specdist.results.evaluate.tasks.gsm8k import gsm8k
+from specdist.results.evaluate.tasks.humaneval import humaneval
+from specdist.results.evaluate.tasks.matching import exact_match, math, rouge
+from specdist.results.evaluate.tasks.multiple_choice import multiple_choice
 from specdist.utils.errors import UserError
 
-# What scores a run by task, and what checks columns, packages and functions before anything is scored.
-FUNCTIONS: dict[str, tuple[Callable[[Completions, EvaluateConfig], Scores], Callable[..., object]]] = {
-    GSM8K: (score_gsm8k, gsm8k_column),
-    MATH: (score_math, check_math),
-    HUMANEVAL: (score_humaneval, check_humaneval),
-    ROUGE: (score_rouge, check_rouge),
-    EXACT_MATCH: (score_exact_match, exact_match_column),
-    MULTIPLE_CHOICE: (score_multiple_choice, check_multiple_choice),
-    LM_EVAL: (score_harness, check_harness),
-    PLUGIN: (score_plugin, lambda _, config: load_function(config.task)),
-}
+FUNCTIONS: dict[str, Callable[[Completions, EvaluateConfig], Scoring]] = {
+    GSM8K: gsm8k, MATH: math, HUMANEVAL: humaneval, ROUGE: rouge, EXACT_MATCH: exact_match,
+    MULTIPLE_CHOICE: multiple_choice, LM_EVAL: harness, PLUGIN: plugin,
+}  # fmt: skip
 
 
 def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
@@ -64,17 +56,15 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     output = config.output_folder
     check_output(output, overwrite=config.overwrite)
     runs = [read_completions(mirrored(name)) for name in (config.run, config.against) if name is not None]
-    if config.task_kind is not None:
-        for run in runs:
-            FUNCTIONS[config.task_kind][1](run, config)
+    scorings = [FUNCTIONS[config.task_kind](run, config) for run in runs] if config.task_kind else []
     document, parts = _describe(config, runs[0]), [_text_of(config, run) for run in runs]
     tables: dict[str, Mapping[str, Any]] = {}
     if len(runs) > 1:
         identity, tables[DIFFERENCES_FILE] = compare_tokens(*runs)
         parts.append(identity_text(identity))
         document |= {"against": config.against, "identity": identity}
-    if config.task_kind is not None:
-        scores, *others = (FUNCTIONS[config.task_kind][0](run, config) for run in runs)
+    if scorings:
+        scores, *others = (scoring() for scoring in scorings)
         tables[ROWS_FILE] = scores.columns
         metrics = {
             name: {

@@ -8,7 +8,7 @@ N rows (completions), P prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,11 @@ class Scores:
     columns: Mapping[str, list[Any]]
     metrics: Mapping[str, Metric]
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# A task's function checks columns, packages and functions of one run, and returns what scores it: so that
+# nothing is scored, or run, before both runs of a comparison are known to be right.
+Scoring = Callable[[], Scores]
 
 
 def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,19 +73,12 @@ def plan_collection(config: CollectConfig, models: ModelPlan, topology: Topology
 
 
 def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> None:
-    """Log the maximum size of the examples, and warn if the disk is too small."""
+    """Log the maximum size of the examples."""
     num_bytes = bytes_per_example(draft_hidden_size(models), config.hidden_dtype)
     num_rows = sum(end - first for first, end in map(plan.shards.bounds, plan.pending_shards))
     share = len(PREFIX_KINDS) if config.token_mixing is None else 1 - config.token_mixing
     most_gb = num_rows * config.max_new_tokens * share * num_bytes / GB
     logger.info("an example takes %d bytes: all of %d rows at most %.2f GB", num_bytes, num_rows, most_gb)
-    free_gb = shutil.disk_usage(plan.folder.path).free / GB
-    if most_gb > free_gb:
-        logger.warning(
-            "--output %s has %.2f GB free, which is not enough if all responses reach --max_new_tokens %s: "
-            "lower that, or --limit",
-            config.output, free_gb, config.max_new_tokens,
-        )  # fmt: skip
 
 
 def draft_hidden_size(models: ModelPlan) -> int:

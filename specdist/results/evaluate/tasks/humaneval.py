@@ -10,15 +10,22 @@ import re
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from specdist.results.evaluate.config import HUMANEVAL, EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores, identity_columns
+from specdist.results.evaluate.scores import (
+    ERROR,
+    IDENTITY_COLUMNS,
+    Metric,
+    Scores,
+    Scoring,
+    identity_columns,
+)
 from specdist.results.evaluate.tasks.sandbox import PASSED, check_sandbox, run_programs
 from specdist.results.evaluate.tasks.texts import answer_columns, answer_of, num_only_thinking
 from specdist.utils.errors import UserError
@@ -26,8 +33,20 @@ from specdist.utils.errors import UserError
 NOT_RUN = "not run"
 
 
-def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
-    """Run every completion as a program."""
+def humaneval(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Run every completion as a program. Raises :class:`UserError` for missing columns, for k above the
+    number of samples, and if no program can be run."""
+    completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {config.task}"))
+    # The number of samples of every prompt.
+    counts_P = np.unique(completions.table["row_id"].to_numpy(), return_counts=True)[1]
+    tries = _tries(config.k, counts_P)
+    check_sandbox()
+    return partial(_score, completions, config, counts_P, tries)
+
+
+def _score(
+    completions: Completions, config: EvaluateConfig, counts_P: np.ndarray, tries: Sequence[int]
+) -> Scores:
     settings = {} if completions.manifest is None else completions.manifest.fingerprint
     is_chat = (settings.get("messages_column") or "messages") in completions.table.column_names
     names = [*IDENTITY_COLUMNS, *answer_columns(completions), "test", "entry_point"]
@@ -44,7 +63,6 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
     ended = [NOT_RUN if each is None else each.outcome for each in found]
     passed = [float(name == PASSED) for name in ended]
     rates = Metric.of([row["row_id"] for row in rows], passed)
-    counts_P = _counts(completions)
     passed_P = np.rint(rates.values_P * counts_P).astype(np.int64)
     return Scores(
         columns={
@@ -53,25 +71,9 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
             "detail": [None if each is None else each.detail for each in found],
             "passed": passed,
         },
-        metrics={
-            f"pass@{k}": Metric(rates.prompt_ids_P, pass_at_k(counts_P, passed_P, k))
-            for k in _tries(config.k, counts_P)
-        },
+        metrics={f"pass@{k}": Metric(rates.prompt_ids_P, pass_at_k(counts_P, passed_P, k)) for k in tries},
         facts={"num_only_thinking": num_only_thinking(answered), "outcomes": dict(Counter(ended))},
     )
-
-
-def check_humaneval(completions: Completions, config: EvaluateConfig) -> None:
-    """Raises :class:`UserError` for missing columns, for k above the number of samples, and if no program can
-    be run."""
-    completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {HUMANEVAL}"))
-    _tries(config.k, _counts(completions))
-    check_sandbox()
-
-
-def _counts(completions: Completions) -> np.ndarray:
-    """The number of samples of every prompt, int64 [P]."""
-    return np.unique(completions.table["row_id"].to_numpy(), return_counts=True)[1]
 
 
 def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np.ndarray:
