@@ -23,7 +23,7 @@ from specdist.utils.errors import UserError
 
 # What a head's file records of its data: the options that decide a collection's examples.
 DESCRIBED = (
-    "target", "draft", "prompts", "num_rows", "token_mixing", "hidden_state", "reference_column",
+    "target", "draft", "prompts", "num_rows", "token_mixing", "hidden_state",
     "temperature", "top_k", "top_p", "max_new_tokens", "seed",
 )  # fmt: skip
 SPLIT_STREAM = 0
@@ -140,7 +140,7 @@ def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tupl
         raise UserError(
             f"--validation_share {validation_share} of the {len(examples)} rows of --data {examples.folder} "
             f"leaves {len(examples) - num_kept_out} for training and {num_kept_out} for evaluation: collect "
-            "more, change the share, or give --eval_data"
+            "more, or change the share"
         )
     is_kept_out = np.zeros(len(examples), bool)
     is_kept_out[np.argsort(hashes, kind="stable")[:num_kept_out]] = True
