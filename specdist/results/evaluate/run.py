@@ -65,7 +65,8 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
         document |= {"against": config.against, "identity": identity}
     if scorings:
         scores, *others = (scoring() for scoring in scorings)
-        tables[ROWS_FILE] = scores.columns
+        if scores.columns:
+            tables[ROWS_FILE] = scores.columns
         metrics = {
             name: {
                 "value": metric.value,
