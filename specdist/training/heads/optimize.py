@@ -82,7 +82,8 @@ def train_head(
     generator, labels_M = np.random.default_rng(config.seed), objective.labels(evaluation)
     bar = tqdm.trange(num_epochs, unit="epoch", disable=None)
     for _ in bar:
-        order, losses = generator.permutation(len(training)), []
+        order = generator.permutation(len(training))
+        losses: list[float] = []
         for begin in range(0, len(order), config.batch_size):
             # Sorted, so that files are read in order.
             batch = training.select(np.sort(order[begin : begin + config.batch_size]))

@@ -91,7 +91,8 @@ def head_metrics(
     objective = objective_of(config)
     training_logits_M, training_labels_M = estimate(head, training), objective.labels(training)
     logits_M, labels_M = estimate(head, evaluation), objective.labels(evaluation).astype(float)
-    estimates_M, rates = sigmoid(logits_M), {}
+    estimates_M = sigmoid(logits_M)
+    rates: dict[str, Any] = {}
     if config.kind == "verifier":
         is_approved_M = estimates_M >= VERIFIER_THRESHOLD
         rates = {

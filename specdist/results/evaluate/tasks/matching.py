@@ -39,7 +39,7 @@ def math(completions: Completions, config: EvaluateConfig) -> Scoring:
     Raises :class:`UserError` for a missing column or package, and for a reference without an expression.
     """
     package, column = _package("math_verify", "math-verify", config), reference_column(completions, config)
-    expressions = {}
+    expressions: dict[str, Any] = {}
     for text in {text for value in completions.table[column].to_pylist() for text in as_references(value)}:
         # An expression alone is not marked as LaTeX.
         marked = text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}"
