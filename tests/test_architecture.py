@@ -71,7 +71,7 @@ TORCH_FREE = [
     "engine.schedule.stopping", "job.totals.card", "job.totals.hub", "job.totals.report",
     "job.totals.status", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.pages", "models.heads.examples",
-    "models.heads.info", "models.heads.roc", "policies", "results.evaluate.config", "results.evaluate.run",
+    "models.heads.info", "policies", "results.evaluate.config", "results.evaluate.run",
     "results.report", "results.runs", "sampling.keys", "sampling.processing.options",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from specdist.data.stats.rows import RowResult, results_table
 from specdist.data.stats.shard import Stats
 from specdist.data.store.copies import mirrored
 from specdist.job.totals.report import totals_document
-from specdist.job.totals.totals import total_of
+from specdist.job.totals.totals import read_finished
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
 
@@ -163,14 +163,17 @@ class Run:
         )
 
     @cached_property
-    def stats(self) -> Stats:
-        """The sum of all finished shards' statistics."""
-        return total_of(self._folder, self.finished_shards).stats
+    def shards(self) -> Mapping[int, Stats]:
+        """The statistics of each finished shard by its number."""
+        return {each.shard: each.stats for each in read_finished(self._folder, self.finished_shards)}
 
     @cached_property
-    def shards(self) -> Mapping[int, Stats]:
-        """The statistics of each finished shard by its number, read when they are used."""
-        return _ShardStats(self._folder, self.finished_shards)
+    def stats(self) -> Stats:
+        """The sum of all finished shards' statistics."""
+        total = Stats()
+        for each in self.shards.values():
+            total.add(each)
+        return total
 
     @property
     def _folder(self) -> RunFolder:
@@ -185,25 +188,6 @@ class Run:
             for row in rows:
                 digest.update(row.to_json())
         return digest.hexdigest()[:16]
-
-
-class _ShardStats(Mapping[int, Stats]):
-    """Reads a shard's statistics at every access."""
-
-    def __init__(self, folder: RunFolder, shards: tuple[int, ...]) -> None:
-        self._folder = folder
-        self._shards = dict.fromkeys(shards)
-
-    def __getitem__(self, shard: int) -> Stats:
-        if shard not in self._shards:
-            raise KeyError(shard)
-        return Stats.from_json(self._folder.read_stats(shard))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._shards)
-
-    def __len__(self) -> int:
-        return len(self._shards)
 
 
 def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowResult]]:

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 
 import datasets
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError
 
 from specdist.data.run.run_folder import RunFolder
@@ -21,16 +21,14 @@ from tests.job.pair import Pair
 def api(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``files``: of the repository, by path; ``commits``: the paths of each."""
     api = create_autospec(HfApi, instance=True)
-    api.endpoint, api.files, api.commits = "https://hub", {}, []
+    api.files, api.commits = {}, []
 
-    def commit(repository: str, operations: list[CommitOperationAdd], **_: Any) -> None:
-        assert repository == "owner/rows"
-        api.commits.append([operation.path_in_repo for operation in operations])
-        for operation in operations:
-            with operation.as_file() as file:
-                api.files[operation.path_in_repo] = file.read()
+    def upload(*, repo_id: str, folder_path: Path, allow_patterns: list[str], **_: Any) -> None:
+        assert repo_id == "owner/rows"
+        api.commits.append(allow_patterns)
+        api.files |= {name: (folder_path / name).read_bytes() for name in allow_patterns}
 
-    api.create_commit.side_effect = commit
+    api.upload_folder.side_effect = upload
     monkeypatch.setattr(hub, "_api", lambda: api)
     return api
 
@@ -52,7 +50,7 @@ def test_a_finished_run_is_uploaded_once_and_can_be_loaded(
     assert len(shards) == 3 and {name: api.files[name] for name in shards} == shards
     # Nothing that names this machine's paths; the card last.
     assert sorted(api.files) == sorted([*shards, "README.md"])
-    assert api.commits[-1] == ["README.md"] and str(tmp_path).encode() not in b"".join(api.files.values())
+    assert api.commits[-1][-1] == "README.md" and str(tmp_path).encode() not in b"".join(api.files.values())
     for name, content in api.files.items():
         (tmp_path / "loaded" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "loaded" / name).write_bytes(content)
@@ -69,9 +67,9 @@ def test_what_the_hub_refuses_is_told_first(api: Any, options: dict[str, Any]) -
 
 
 def test_an_upload_that_fails_is_tried_again_by_the_same_command(api: Any, options: dict[str, Any]) -> None:
-    commit, api.create_commit.side_effect = api.create_commit.side_effect, OSError("no network")
+    upload, api.upload_folder.side_effect = api.upload_folder.side_effect, OSError("no network")
     refused(run_here(**options), "all rows are kept, and the same command uploads them")
     assert RunFolder(options["output"]).missing_shards() == []
-    api.create_commit.side_effect = commit
+    api.upload_folder.side_effect = upload
     assert run_here(**options).code == 0
     assert len(api.files) == 4

@@ -19,7 +19,6 @@ from specdist.job.texts import constraints, processing
 from specdist.job.texts.constraints import thinking_markers
 from specdist.job.texts.tokens import (
     MOST_PROMPTS,
-    PromptEncoder,
     added_token_warnings,
     detokenizer_of,
     ids_within,
@@ -39,8 +38,6 @@ def test_a_text_inside_another_has_no_space_that_a_tokenizer_puts_where_one_begi
         before_ids = tokenizer("a", add_special_tokens=False)["input_ids"]
         for text in ("a", " a", "  a", "\nb\n", "你", ""):
             assert plain(tokenizer, before_ids, ids_within(tokenizer, text), skip_special=False) == text
-            found = PromptEncoder(tokenizer, max_prompt_tokens=9).continuation_ids(text)
-            assert found == ids_within(tokenizer, text)
     tokenizer = llama()
     assert tokenizer.convert_ids_to_tokens(ids_within(tokenizer, "a b")) == ["a", "▁", "b"]
     assert tokenizer("a", add_special_tokens=False)["input_ids"] != ids_within(tokenizer, "a")

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 LEARNING, SEGMENTS = "tests/training/drafts/test_learning.py", "tests/data/test_segments.py"
-JOB, LOOP = "tests/training/drafts/test_distill.py", "tests/training/heads/test_loop.py"
+JOB = "tests/training/drafts/test_distill.py"
 LEARNS = f"{JOB}::test_a_distilled_draft_is_accepted_more_often"
 KILLED = f"{JOB}::test_a_killed_training_ends_with_the_same_weights"
 ANEW = f"{JOB}::test_the_draft_writes_after_every_prompt_anew"
@@ -27,8 +27,8 @@ DISTILL_FAULTS = (
         "if row_id >= 0]",
         (LEARNS,)),
     Mutant("held-out-rows-are-trained-on", "read_examples",
-        'found[row["row_id"] in held_out].append',
-        "found[False].append",
+        'part = found.held_out if row["row_id"] in held_out else found.training',
+        "part = found.training",
         (LEARNS,)),
     Mutant("a-draft-reads-the-padding-before-its-prompt", "with_own_texts",
         "attention_mask=(left_BL != IGNORED).long(),",
@@ -58,14 +58,10 @@ DISTILL_FAULTS = (
         "if (checkpoints / KEY_NAME).is_file() and ",
         "if False and ",
         (KILLED,)),
-    Mutant("an-evaluation-gets-the-loss-of-all-steps", "run_steps",
-        "                losses = []\n",
-        "",
-        (LOOP,)),
-    Mutant("a-training-goes-on-without-patience", "run_steps",
-        "if is_over():",
+    Mutant("a-training-goes-on-without-patience", "train_head",
+        "if config.patience is not None and history.num_since_best >= config.patience:",
         "if False:",
-        (LOOP,)),
+        ("tests/training/heads/test_training.py::test_a_verifier_stops_early_and_keeps_its_best",)),
     Mutant("a-draft-changes-within-a-shard-under-rejection", "next_segment",
         "if rule == BETWEEN_SHARDS:",
         "if False:",

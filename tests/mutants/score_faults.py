@@ -20,7 +20,7 @@ SCORE_FAULTS = (
     Mutant("numbered-heading-is-an-answer", "final_expression",
         "if each and not (form is MARK and HEADING.match(reading, each.end()))",
         "if each",
-        (GSM8K,)),
+        (WRITING,)),
     Mutant("dash-of-a-range-is-a-minus", "BEFORE",
         r"(?<!{SPACED})(?<![.)\]}}%]){MINUS}",
         "{MINUS}",

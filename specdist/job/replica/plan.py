@@ -50,7 +50,6 @@ class ReplicaPlan:
 
     Attributes:
         workload: what the prompts promise, as far as it is known; the same on every rank.
-        num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
         num_halvings: how often the batch was halved because memory ran out.
         num_seqs: sequences at a time, as memory has room for; None before that is known.
         may_give_back: only an engine runs the target, so that its windowed layers may hold what they see.
@@ -60,7 +59,6 @@ class ReplicaPlan:
     models: ModelPlan
     topology: Topology
     workload: Workload = field(default_factory=Workload)
-    num_spare_branches: int = 0
     num_halvings: int = 0
     num_seqs: int | None = None
     may_give_back: bool = True
@@ -101,11 +99,9 @@ class ReplicaPlan:
         """The batch's limits, with the branches in this rank's cache, and the most tokens of each. For a
         draft that works ahead it is the most that the costs, which are not measured yet, may ask for."""
         num_branches, max_tokens = 0, 0
-        if self.topology.holds_draft and self.models.draft is not None:
-            num_branches, max_tokens = self.num_spare_branches, 1
-            if self.is_asynchronous:
-                num_branches = self.scheduling.num_slots * max(self.branch_counts)
-                max_tokens = self.scheduling.max_draft_tokens + 1
+        if self.topology.holds_draft and self.models.draft is not None and self.is_asynchronous:
+            num_branches = self.scheduling.num_slots * max(self.branch_counts)
+            max_tokens = self.scheduling.max_draft_tokens + 1
         return BatchLimits(
             scheduling=self.scheduling,
             num_branch_slots=num_branches,

@@ -203,10 +203,6 @@ class PromptEncoder:
             )
         return token_ids
 
-    def continuation_ids(self, text: str) -> list[int]:
-        """Tokens of text after a prompt, without those that a tokenizer adds."""
-        return ids_within(self._tokenizer, text)
-
     def sampled_prompts(self, prompts: Prompts) -> Iterator[list[int]]:
         """Tokens of a few prompts spread over all, without those that cannot be used."""
         step = max(1, prompts.num_rows // NUM_SAMPLED)

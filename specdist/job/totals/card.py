@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdist.data.file_names import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
@@ -26,8 +25,6 @@ from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.policies.registry import OPTION_NAMES, papers_of
 from specdist.utils.markdown import code, plain, table
 
-SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100K<n<1M"))
-LARGEST_SIZE = "n>1M"
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "bad_words", "suppress_tokens", "min_new_tokens", "constraint_column", "row_options",
@@ -47,19 +44,27 @@ def write_card(folder: RunFolder) -> None:
 
 def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, gpu_price: float | None = None) -> str:
     """The whole file; ``schema`` is that of the shards, ``total`` the sum of their statistics."""
+    from huggingface_hub import DatasetCard, DatasetCardData
+
     run, info = manifest.fingerprint, manifest.info
-    title = f"Completions by {_last_name(info['target'])} of {_last_name(info['prompts'])}"
+    title = " ".join(f"Completions by {_last_name(info['target'])} of {_last_name(info['prompts'])}".split())
     sums = info.get(COMPLETIONS_PER_SHARD)
     num_rows = int(run["num_rows"]) * int(run["num_samples"]) if sums is None else sum(sums)
     figures = total.summary(info.get("world_size", 1))
-    environment = Environment(
-        loader=PackageLoader("specdist.job.totals", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+    patterns = {"default": DATA_PATTERN} | ({"trace": TRACE_PATTERN} if run.get("trace") else {})
+    data = DatasetCardData(
+        pretty_name=title,
+        task_categories=["text-generation"],
+        tags=["synthetic", "speculative-decoding", "specdist"],
+        configs=[
+            {"config_name": name, "data_files": [{"split": "train", "path": pattern}]}
+            | ({"default": True} if name == "default" else {})
+            for name, pattern in patterns.items()
+        ],
     )
-    return environment.get_template("card.jinja").render(
-        card_data=_card_data(" ".join(title.split()), num_rows, manifest),
+    card = DatasetCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("card.jinja")),
         title=plain(title),
         run=run,
         info=info,
@@ -75,27 +80,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, gpu_price: fl
         columns=fields_table("column", column_fields(schema, "an input column, unchanged")),
         papers=papers_of(run["policy"], run["acceptance"]),
     )
-
-
-def _card_data(title: str, num_rows: int, manifest: Manifest) -> str:
-    """The YAML block of the card, by which a hub and ``datasets`` know the data set."""
-    from huggingface_hub import DatasetCardData
-
-    patterns = {"default": DATA_PATTERN}
-    if manifest.fingerprint.get("trace"):
-        patterns["trace"] = TRACE_PATTERN
-    data: str = DatasetCardData(
-        pretty_name=title,
-        task_categories=["text-generation"],
-        size_categories=[next((name for bound, name in SIZE_BOUNDS if num_rows < bound), LARGEST_SIZE)],
-        tags=["synthetic", "speculative-decoding", "specdist"],
-        configs=[
-            {"config_name": name, "data_files": [{"split": "train", "path": pattern}]}
-            | ({"default": True} if name == "default" else {})
-            for name, pattern in patterns.items()
-        ],
-    ).to_yaml()
-    return data
+    return f"{card.content.rstrip()}\n"
 
 
 def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+from specdist.data.file_names import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
+from specdist.data.store.copies import mirrored
 from specdist.data.store.object_store import describe_error
-from specdist.data.store.storage import local_copy
 from specdist.utils.errors import UserError
 
 # The field of ``info`` for the repository that has the data set.
@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 def check_hub(repository: str) -> None:
     """Create the data set's repository, private, if there is none. Raises :class:`UserError` if it cannot be
     written to."""
-    api = _api()
-    with _explained(repository):
+    with _client(repository) as api:
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         api.auth_check(repository, repo_type="dataset", write=True)
 
@@ -45,36 +44,22 @@ def push_to_hub(folder: RunFolder, membership: Membership, repository: str) -> N
         logger.info("another replica uploads the data set to %s", repository)
         return
     try:
-        files = [path for shard in folder.complete_shards() for path in _files_of(folder, shard)]
+        root = mirrored(folder.path)
+        found = [path for pattern in (DATA_PATTERN, TRACE_PATTERN) for path in sorted(root.glob(pattern))]
         # The card comes last: with it the data set is whole.
+        files = [str(path.relative_to(root)) for path in [*found, root / folder.card_path.name]]
         for start in range(0, len(files), FILES_PER_COMMIT):
-            _commit(folder, repository, files[start : start + FILES_PER_COMMIT])
-        _commit(folder, repository, [folder.card_path])
+            with _client(repository) as api:
+                api.upload_folder(
+                    repo_id=repository, repo_type="dataset", folder_path=root,
+                    allow_patterns=files[start : start + FILES_PER_COMMIT],
+                    commit_message="Files of a run of specdist",
+                )  # fmt: skip
         with membership.setup():
             folder.freeze(PUSHED_TO, repository)
-        logger.info("the data set is in %s/datasets/%s", _api().endpoint, repository)
+        logger.info("the data set is in the repository %s", repository)
     finally:
         membership.leases.remove_up_to(lease)
-
-
-def _files_of(folder: RunFolder, shard: int) -> list[Path]:
-    paths = folder.paths(shard)
-    return [paths.data, *([paths.trace] if paths.trace.is_file() else [])]
-
-
-def _commit(folder: RunFolder, repository: str, paths: Sequence[Path]) -> None:
-    """Upload in one commit; files that the repository has already are not sent again."""
-    from huggingface_hub import CommitOperationAdd
-
-    root = f"{str(folder.path).rstrip('/')}/"
-    with contextlib.ExitStack() as copies, _explained(repository):
-        _api().create_commit(
-            repository,
-            [CommitOperationAdd(str(path).removeprefix(root), str(copies.enter_context(local_copy(path))))
-             for path in paths],
-            commit_message=f"{len(paths)} files of a run of specdist",
-            repo_type="dataset",
-        )  # fmt: skip
 
 
 def _api() -> Any:
@@ -84,26 +69,14 @@ def _api() -> Any:
 
 
 @contextlib.contextmanager
-def _explained(repository: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-
-    label = f"--push_to_hub {repository}"
+def _client(repository: str) -> Iterator[Any]:
+    """The hub's client; whatever it raises names the option."""
     try:
-        yield
-    except HFValidationError as error:
-        raise UserError(
-            f"{label} is not the name of a repository, owner/name: {describe_error(error)}"
-        ) from error
-    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
-        raise UserError(
-            f"{label} is refused by the hub ({describe_error(error)}): log in with hf auth login, or set "
-            "HF_TOKEN to a token that may write to this repository; all rows are kept, and the same "
-            "command uploads them"
-        ) from error
+        yield _api()
     except Exception as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
-            f"{label} cannot be reached ({describe_error(error)}): check the network and HF_ENDPOINT; all "
-            "rows are kept, and the same command uploads them"
+            f"--push_to_hub {repository} is refused by the hub, or the hub cannot be reached "
+            f"({describe_error(error)}): name a repository as owner/name, log in with hf auth login or set "
+            "HF_TOKEN to a token that may write to it, and check the network and HF_ENDPOINT; all rows are "
+            "kept, and the same command uploads them"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from specdist.config.arguments import URL, option
 from specdist.utils.errors import UserError
-from specdist.utils.rules import Refusals, Rule, check_options, within
+from specdist.utils.rules import Refusals, Rule, check_options
 
 GSM8K, MATH, HUMANEVAL, ROUGE = "gsm8k", "math", "humaneval", "rouge"
 EXACT_MATCH, MULTIPLE_CHOICE, LM_EVAL = "exact_match", "multiple_choice", "lm_eval"
@@ -27,8 +27,6 @@ OPTIONS_OF_TASKS = {
     "use_stemmer": (ROUGE,),
     "k": (HUMANEVAL,),
     "allow_code_execution": (HUMANEVAL,),
-    "time_limit_s": (HUMANEVAL,),
-    "memory_limit_mib": (HUMANEVAL,),
 }
 
 
@@ -83,14 +81,6 @@ class EvaluateConfig:
     allow_code_execution: bool = option(
         False, help="humaneval: run the generated programs on this machine, each in a sandbox"
     )
-    time_limit_s: float = option(10.0, above=0, help="humaneval: time limit of a program, in seconds")
-    memory_limit_mib: int = option(
-        2048, rule=within(at_least=64, text="must be at least 64, which Python itself needs"),
-        help="humaneval: memory limit of a program, in MiB",
-    )  # fmt: skip
-
-    # Statistics
-    confidence: float = option(0.95, above=0, below=1, help="confidence level of the bootstrap intervals")
 
     # lm-evaluation-harness
     lm_eval_export: list[str] | None = option(

@@ -8,10 +8,10 @@ it. The settings of the export are stored with every prompt.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,9 @@ from specdist.data.store.files import write_atomically
 from specdist.results.evaluate.config import LM_EVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.results import write_arrow
-from specdist.results.evaluate.scores import Metric, Scores
-from specdist.results.evaluate.tasks.texts import ERROR, answer_columns, answer_of
+from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores, Scoring
+from specdist.results.evaluate.tasks.texts import answer_columns, answer_of
 from specdist.utils.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 # The number of the request, in the order in which the harness asks, and the settings of the export.
 REQUEST_COLUMN, SETTINGS_COLUMN = "lm_eval_request", "lm_eval_settings"
@@ -79,9 +77,9 @@ def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     return text, {"output": str(output), "options": str(options_path), "num_prompts": num_prompts}
 
 
-def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str, Any]:
-    """The settings of the export. Raises :class:`UserError` if the run's prompts were not exported, or its
-    options are not those that the tasks require."""
+def harness(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Raises :class:`UserError` if the run's prompts were not exported, or its options are not those that the
+    tasks require."""
     _require_package()
     wanted = dict.fromkeys((REQUEST_COLUMN, SETTINGS_COLUMN), f"--task {LM_EVAL} (see --lm_eval_export)")
     completions.check_columns(wanted)
@@ -91,20 +89,17 @@ def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str,
             f"{completions.path} mixes the prompts of {len(found)} exports: evaluate one at a time"
         )
     settings: dict[str, Any] = json.loads(found[0])
-    if completions.manifest is not None:
+    if completions.manifest is not None:  # a merged file does not record how it was generated
         _check_options(completions.manifest.fingerprint, settings["options"])
-    else:
-        logger.warning("a merged file does not record how it was generated, so its options are not checked")
-    return settings
+    return partial(_score, completions, settings)
 
 
-def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
+def _score(completions: Completions, settings: Mapping[str, Any]) -> Scores:
     """The mean over documents for each of the harness's tasks, filters and metrics.
 
     The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
-    settings = check_harness(completions, config)
-    names = ("row_id", "sample_index", "finish_reason", *answer_columns(completions), REQUEST_COLUMN)
+    names = (*IDENTITY_COLUMNS, *answer_columns(completions), REQUEST_COLUMN)
     rows = {row[REQUEST_COLUMN]: row for row in completions.rows(*names) if row["sample_index"] == 0}
     until = settings["options"].get("stop")
     answers = {
@@ -116,13 +111,15 @@ def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
     # A document that a task asks several times has the row of its first request.
     asked = reversed([*enumerate(model.asked)])
     row_ids = {(request.task_name, request.doc_id): rows[number]["row_id"] for number, request in asked}
-    columns, metrics = _by_document(results["samples"], row_ids)
-    aggregates = {
-        task: {name: float(value) for name, value in found.items() if isinstance(value, Real)}
-        for task, found in results["results"].items()
+    facts = {
+        "lm_eval": {
+            task: {name: float(value) for name, value in found.items() if isinstance(value, Real)}
+            for task, found in results["results"].items()
+        },
+        "lm_eval_version": results.get("lm_eval_version"),
+        "settings": settings,
     }
-    facts = {"lm_eval": aggregates, "lm_eval_version": results.get("lm_eval_version"), "settings": settings}
-    return Scores(columns=columns, metrics=metrics, facts=facts)
+    return Scores(columns={}, metrics=_by_document(results["samples"], row_ids), facts=facts)
 
 
 def run_options(asked: Sequence[Any]) -> dict[str, Any]:
@@ -244,22 +241,15 @@ def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) ->
 
 def _by_document(
     samples: Mapping[str, Sequence[Mapping[str, Any]]], row_ids: Mapping[tuple[str, int], int]
-) -> tuple[dict[str, list[Any]], dict[str, Metric]]:
-    """Rows of every task, document, filter and metric with its value, and for each metric of a task its mean
-    over documents. Metrics that are no numbers are left to the harness."""
-    names = ("row_id", "task", "doc_id", "filter", "metric", "value")
-    rows: list[tuple[Any, ...]] = []
+) -> dict[str, Metric]:
+    """Means over documents of a task's metrics, by filter. Metrics that are no numbers are left to the
+    harness."""
+    values: dict[str, dict[int, float]] = {}
     for task, found in samples.items():
         for sample in found:
-            place = (row_ids[task, sample["doc_id"]], task, sample["doc_id"], sample["filter"])
-            values = ((metric, sample[metric]) for metric in sample["metrics"])
-            rows += [(*place, metric, float(value)) for metric, value in values if _is_finite(value)]
-    by_metric: dict[str, dict[int, float]] = {}
-    for row_id, task, _, chosen, metric, value in rows:
-        by_metric.setdefault(f"{task}: {metric}, {chosen}", {})[row_id] = value
-    metrics = {name: Metric.of([*found], [*found.values()]) for name, found in by_metric.items()}
-    return {name: [row[index] for row in rows] for index, name in enumerate(names)}, metrics
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (Real, np.bool_)) and math.isfinite(value)
+            row_id = row_ids[task, sample["doc_id"]]
+            for metric in sample["metrics"]:
+                value = sample[metric]
+                if isinstance(value, (Real, np.bool_)) and math.isfinite(value):
+                    values.setdefault(f"{task}: {metric}, {sample['filter']}", {})[row_id] = float(value)
+    return {name: Metric.of([*found], [*found.values()]) for name, found in values.items()}

@@ -15,6 +15,7 @@ import numpy as np
 
 from specdist.results.evaluate.scores import Metric
 
+CONFIDENCE = 0.95
 NUM_RESAMPLES, NUM_PERMUTATIONS = 2_000, 10_000
 # Rounding depends on the order of a sum: a permutation as extreme as the data must count.
 TOLERANCE = 1e-9
@@ -22,14 +23,14 @@ TOLERANCE = 1e-9
 BLOCK = 2**22
 
 
-def bootstrap_interval(values_P: np.ndarray, confidence: float, least: float = 0.0) -> list[float] | None:
+def bootstrap_interval(values_P: np.ndarray, least: float = 0.0) -> list[float] | None:
     """The interval of the mean of values from ``least`` to 1: the percentile bootstrap (Efron 1979).
 
     Where all values are equal, so are all resamples. Then at most a share ``1 - (alpha / 2)^(1/P)`` of all
     prompts has another value (the exact bound of Clopper and Pearson 1934 for 0 of P), which may lie anywhere
     in the range; None if the values show that this is not their range.
     """
-    value, num_prompts, outside = float(values_P[0]), len(values_P), (1 - confidence) / 2
+    value, num_prompts, outside = float(values_P[0]), len(values_P), (1 - CONFIDENCE) / 2
     if np.ptp(values_P) == 0:
         others = 1 - outside ** (1 / num_prompts)
         bounds = [value - others * (value - least), value + others * (1 - value)]
@@ -45,7 +46,7 @@ def bootstrap_interval(values_P: np.ndarray, confidence: float, least: float = 0
     return [float(low), float(high)]
 
 
-def compare_paired(first: Metric, second: Metric, confidence: float) -> dict[str, Any] | None:
+def compare_paired(first: Metric, second: Metric) -> dict[str, Any] | None:
     """Compare the prompts that both runs have; None if there are none.
 
     ``difference``: the first run minus the second; ``p_value``: two-sided, how often randomly swapping the
@@ -63,7 +64,7 @@ def compare_paired(first: Metric, second: Metric, confidence: float) -> dict[str
         "first": float(ours_P.mean()),
         "second": float(theirs_P.mean()),
         "difference": float(gains_P.mean()),
-        "interval": bootstrap_interval(gains_P, confidence, least=-1.0) if is_known else None,
+        "interval": bootstrap_interval(gains_P, least=-1.0) if is_known else None,
         "num_better": int((gains_P > 0).sum()),
         "num_worse": int((gains_P < 0).sum()),
         "p_value": _permutation_test(gains_P),

@@ -6,14 +6,15 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Metric, Scores
-from specdist.results.evaluate.tasks.texts import ERROR, IDENTITY_COLUMNS, cut, identity_columns
+from specdist.results.evaluate.scores import ERROR, Metric, Scores, Scoring, identity_columns
+from specdist.results.evaluate.tasks.texts import cut
 from specdist.utils.errors import UserError
 
 
@@ -33,14 +34,21 @@ def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
     return function
 
 
-def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
+def plugin(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Raises :class:`UserError` if the function cannot be loaded."""
+    assert config.task is not None
+    return partial(_score, completions, config, load_function(config.task))
+
+
+def _score(
+    completions: Completions, config: EvaluateConfig, function: Callable[[dict[str, Any]], Any]
+) -> Scores:
     """Call the function with each row, a dictionary of all columns; it returns a number, or numbers by name.
 
     Rows that ended with an error get 0 without a call. Raises :class:`UserError` if the function raises, or
     returns a number that is not finite or names that differ between rows.
     """
     assert config.task is not None
-    function = load_function(config.task)
     rows = completions.rows()
     found: list[dict[str, float] | None] = []
     for row in rows:
@@ -49,24 +57,17 @@ def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
             continue
         text = cut(row["completion"], config.cut_at)
         found.append(_call(config.task, function, {**row, "completion": text}))
-    names = next((list(scores) for scores in found if scores is not None), [])
-    if not names:
-        raise UserError(
-            f"{completions.path} has no row to score with --task {config.task}: all ended with an error"
-        )
+    names = next((set(scores) for scores in found if scores is not None), set())
     for row, scores in zip(rows, found, strict=True):
-        if scores is not None and set(scores) != set(names):
+        if scores is not None and set(scores) != names:
             raise UserError(
                 f"--task {config.task}: row {row['row_id']} has the scores {sorted(scores)}, others have "
                 f"{sorted(names)}; all rows need the same names"
             )
-    taken = sorted(set(names).intersection(IDENTITY_COLUMNS))
-    if taken:
-        raise UserError(f"--task {config.task}: {taken[0]} is also a column of the rows; rename the score")
-    numbers = {name: [0.0 if each is None else each[name] for each in found] for name in names}
+    numbers = {name: [0.0 if each is None else each[name] for each in found] for name in sorted(names)}
     row_ids = [row["row_id"] for row in rows]
     return Scores(
-        columns={**identity_columns(rows), **numbers},
+        columns={**numbers, **identity_columns(rows)},
         metrics={name: Metric.of(row_ids, values) for name, values in numbers.items()},
     )
 

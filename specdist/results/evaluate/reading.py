@@ -13,13 +13,10 @@ import pyarrow.parquet
 from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.formats.inputs import describe_columns
 from specdist.data.formats.json_columns import rows_of
-from specdist.data.formats.jsonl import PromptColumn, read_json
 from specdist.data.run.manifest import Manifest
 from specdist.data.stats.rows import EXACT_METADATA
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError
-
-SUFFIXES = (".arrow", ".parquet", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,18 @@ def read_completions(path: Path) -> Completions:
         return Completions(path, run.table, run.manifest, len(run.missing_shards))
     if not path.is_file():
         raise UserError(f"{path}: no such file or folder; name the folder of a run, or its merged file")
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (".arrow", ".parquet"):
         raise UserError(
-            f"{path} cannot be evaluated: name a merged file that ends in one of {', '.join(SUFFIXES)}"
+            f"{path} cannot be evaluated: name the run's folder, or merge it into a file that ends in .arrow "
+            "or .parquet, which keep the columns' types"
         )
-    table = _read_merged(path)
+    try:
+        if path.suffix == ".parquet":
+            table = pa.parquet.read_table(path)
+        else:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read (damaged or truncated?): {error}") from error
     missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(
@@ -78,16 +82,3 @@ def read_completions(path: Path) -> Completions:
             "jobs/merge.py has made of it without --format"
         )
     return Completions(path, table, None)
-
-
-def _read_merged(path: Path) -> pa.Table:
-    try:
-        if path.suffix == ".parquet":
-            return pa.parquet.read_table(path)
-        if path.suffix == ".jsonl":
-            return read_json([path], PromptColumn("", is_chat=False))
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read (damaged or truncated?): {error}") from error
-    except UserError as error:
-        raise UserError(str(error).removeprefix("--prompts ")) from error

@@ -14,25 +14,14 @@ from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
 RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"
-# Types of columns, which also hold if all values are null.
-COLUMN_TYPES = {
-    "row_id": pa.int64(),
-    "sample_index": pa.int32(),
-    "finish_reason": pa.string(),
-    "answer": pa.string(),
-    "outcome": pa.string(),
-    "detail": pa.string(),
-    "difference": pa.string(),
-    "first_difference": pa.int64(),
-}
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
     """Raises :class:`UserError` if the folder has results that are not to be replaced."""
-    taken = [name for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE) if (folder / name).exists()]
-    if taken and not overwrite:
+    if (folder / RESULTS_FILE).exists() and not overwrite:
         raise UserError(
-            f"--output {folder} holds {taken[0]} already: give another folder, or --overwrite to replace it"
+            f"--output {folder} holds {RESULTS_FILE} already: give another folder, or --overwrite to replace "
+            "it"
         )
 
 
@@ -45,10 +34,7 @@ def write_results(
         for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE):
             (folder / name).unlink(missing_ok=True)
         for name, columns in tables.items():
-            table = pa.table(
-                {column: pa.array(values, COLUMN_TYPES.get(column)) for column, values in columns.items()}
-            )
-            write_arrow(folder / name, table)
+            write_arrow(folder / name, pa.table(dict(columns)))
         write_json(folder / RESULTS_FILE, document)
     except OSError as error:
         raise UserError(f"--output {folder} cannot be written: {error}") from error
@@ -64,50 +50,43 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     write_atomically(path, write)
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
+def metrics_table(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         [name, f"{found['value']:.4f}", _range(found["interval"]), f"{found['num_prompts']:,}"]
         for name, found in metrics.items()
     ]
-    return Table(["metric", "value", f"{confidence:.0%} interval", "prompts"], rows).console()
+    return Table(["metric", "value", "95% interval", "prompts"], rows).console()
 
 
-def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
+def paired_table(comparisons: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         [
-            name,
-            f"{found['first']:.4f}",
-            f"{found['second']:.4f}",
-            f"{found['difference']:+.4f}",
-            _range(found["interval"]),
-            f"{found['num_better']:,} / {found['num_worse']:,}",
+            name, f"{found['first']:.4f}", f"{found['second']:.4f}", f"{found['difference']:+.4f}",
+            _range(found["interval"]), f"{found['num_better']:,} / {found['num_worse']:,}",
             f"{found['p_value']:.3g}",
         ]
         for name, found in comparisons.items()
-    ]
-    header = ["metric", "run", "against", "difference", f"{confidence:.0%} interval", "better / worse", "p"]
+    ]  # fmt: skip
+    header = ["metric", "run", "against", "difference", "95% interval", "better / worse", "p"]
     return Table(header, rows).console()
 
 
-def identity_lines(found: Mapping[str, Any]) -> list[str]:
+def identity_text(found: Mapping[str, Any]) -> str:
+    """The comparison of two runs' tokens in lines."""
     lines = [
         f"{found['num_identical']:,} of {found['num_rows']:,} rows have the same tokens "
-        f"({found['share_identical']:.2%})",
-        f"expected: {found['expectation']}",
+        f"({found['share_identical']:.2%})"
     ]
+    if found["settings_that_differ"]:
+        lines.append(f"the runs differ in {', '.join(found['settings_that_differ'])}")
     only = found["num_rows_only_in_first"] + found["num_rows_only_in_second"]
     if only:
         lines.append(f"{only:,} rows are in only one of the runs and are not compared")
     if found["kinds_of_difference"]:
-        kinds = sorted(found["kinds_of_difference"].items())
-        share = found["share_of_tokens_before_first_difference"]
-        lines += [
-            "differing rows by kind: " + ", ".join(f"{name} {count:,}" for name, count in kinds),
-            f"first difference: at token {found['median_first_difference']:,.0f} (median, from 0)",
-        ]
-        if share is not None:
-            lines.append(f"tokens before the first difference: {share:.2%} of all")
-    return lines
+        kinds = ", ".join(f"{name} {count:,}" for name, count in sorted(found["kinds_of_difference"].items()))
+        lines.append(f"differing rows by kind: {kinds}")
+        lines.append(f"first difference: at token {found['median_first_difference']:,.0f} (median, from 0)")
+    return "\n".join(lines)
 
 
 def _range(interval: Sequence[float] | None) -> str:

@@ -8,11 +8,16 @@ N rows (completions), P prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+# The finish reason of rows that have no completion.
+ERROR = "error"
+# Columns of every result.
+IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,13 @@ class Scores:
     columns: Mapping[str, list[Any]]
     metrics: Mapping[str, Metric]
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# A task's function checks columns, packages and functions of one run, and returns what scores it: so that
+# nothing is scored, or run, before both runs of a comparison are known to be right.
+Scoring = Callable[[], Scores]
+
+
+def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns that every result has."""
+    return {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}

@@ -5,25 +5,20 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import seed_says
-from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.files import write_atomically
 from specdist.job.totals.spending import price_per_million
-from specdist.results.report.figures import make_figures
-from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
-from specdist.results.report.runs import ReportedRun, read_runs
-from specdist.results.report.style import RUN_COLOURS, png, report_style
+from specdist.results.report.figures import RUN_COLOURS, draw_figures
+from specdist.results.report.runs import ReportedRun, labels_of, read_run
 from specdist.utils.errors import UserError
 from specdist.utils.packages import version_of
 
@@ -32,58 +27,7 @@ REPORT_FOLDER = "report"
 DEFAULTS = {item.name: item.default for item in dataclasses.fields(GenerateConfig)}
 NOT_COMPARED = ("output", "overwrite")
 PACKAGES = ("specdist", "torch", "transformers", "deepspeed")
-
-Value = Callable[[ReportedRun], str]
-
-
-def _version(package: str, run: ReportedRun) -> str:
-    return str(run.info.get("versions", {}).get(package, NOTHING))
-
-
-# Groups of the table: what each line says of a run.
-LINES: Mapping[str, Mapping[str, Value]] = {
-    "Speed": {
-        "tokens/s of a replica": lambda run: speed(run.summary["tokens_per_s"]),
-        "tokens/s per rank or GPU": lambda run: speed(run.summary["tokens_per_s_per_device"]),
-        "tokens/s of all replicas": lambda run: speed(run.clock_tokens_per_s),
-        "price of a million tokens": lambda run: _price(run),
-        "first request to last completion": lambda run: duration(run.span_s),
-        "work of all replicas": lambda run: duration(run.summary["wall_s"]),
-        "first token after a replica's start": lambda run: duration(run.summary["time_to_first_token_s"]),
-        "replicas": lambda run: count(len(run.replicas)),
-        "ranks of a replica": lambda run: run.ranks,
-        "sequences per target pass": lambda run: _each(run.total.num_row_steps, run.total.num_target_passes),
-        "peak memory of a target rank": lambda run: size(run.total.peak_memory_bytes.target),
-        "peak memory of a draft rank": lambda run: size(run.total.peak_memory_bytes.draft),
-    },
-    "Drafting": {
-        "tokens per target pass and sequence": lambda run: _each(
-            run.total.num_row_steps + run.total.num_accepted_tokens, run.total.num_row_steps
-        ),
-        "draft tokens": lambda run: count(run.total.num_draft_tokens),
-        "draft tokens accepted": lambda run: percent(run.summary["draft_acceptance_rate"]),
-        "draft tokens of a block": lambda run: _each(run.total.num_block_candidates, run.total.num_drafts),
-        "accepted tokens of a block": lambda run: _each(run.total.num_accepted_tokens, run.total.num_drafts),
-        "draft tokens discarded per token": lambda run: number(run.total.discard_rate),
-        "time of a target pass": lambda run: _time(run.total.target_ns.verify, run.total.num_target_passes),
-        "time of a draft step": lambda run: _time(run.total.draft_ns.draft, run.total.num_draft_passes),
-    },
-    "Rows": {
-        "shards": lambda run: f"{count(len(run.shards))} of {count(run.num_shards)}",
-        "rows": lambda run: count(run.total.num_rows),
-        "error rows": lambda run: count(run.total.num_error_rows),
-        "completions": lambda run: count(run.total.num_completions),
-        "completions cut by a length limit": lambda run: count(run.total.num_cut_completions),
-        "completion tokens": lambda run: count(run.total.num_completion_tokens),
-        "prompt tokens": lambda run: count(run.total.num_prompt_tokens),
-    },
-    "Run": {
-        "exactness": lambda run: "exact" if run.is_exact else "NOT exact",
-        "reproducibility": lambda run: str(run.info.get("reproducibility", NOTHING)),
-        "device": lambda run: str(run.info.get("device", NOTHING)),
-        **{name: partial(_version, name) for name in PACKAGES},
-    },
-}  # fmt: skip
+NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -115,8 +59,11 @@ def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> Writ
         if len(outputs) > 1:
             raise UserError("a report of several runs needs a folder: give one with --folder")
         folder = outputs[0] / REPORT_FOLDER
-    runs = read_runs(outputs)
-    pictures = draw(make_figures(runs))
+    labels = labels_of(outputs)
+    runs = [
+        read_run(path, label, place) for place, (path, label) in enumerate(zip(outputs, labels, strict=True))
+    ]
+    pictures = draw_figures(runs)
     content = make_page(runs, pictures).encode("utf-8", "replace")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,12 +75,6 @@ def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> Writ
     return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
 
 
-def draw(figures: Mapping[str, Figure | None]) -> dict[str, bytes]:
-    """PNGs of the figures, by name."""
-    with report_style():
-        return {name: png(figure) for name, figure in figures.items() if figure is not None}
-
-
 def make_page(runs: Sequence[ReportedRun], pictures: Mapping[str, bytes]) -> str:
     """The HTML of the page, of the template in this folder, which escapes all texts. ``pictures``: PNGs by
     the names of their figures."""
@@ -141,13 +82,16 @@ def make_page(runs: Sequence[ReportedRun], pictures: Mapping[str, bytes]) -> str
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="minutes")
+    package = " ".join(filter(None, ("specdist", version_of("specdist"))))
+    paths = ", ".join(str(run.path.resolve()) for run in runs)
     return environment.get_template("page.html").render(
         title=", ".join(run.label for run in runs),
         runs=runs,
         pictures={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         groups=table_groups(runs),
         seed_says=seed_says,
-        origin=_origin(runs),
+        origin=f"Written by jobs/report.py of {package} at {now} from {paths}.",
     )
 
 
@@ -157,43 +101,60 @@ def table_groups(runs: Sequence[ReportedRun]) -> list[tuple[str, list[list[str]]
 
     The last group has of a single run the options that are not the defaults, of several those that differ.
     """
-    groups = [
-        (group, [[name, *map(value, runs)] for name, value in lines.items()])
-        for group, lines in LINES.items()
-    ]
     options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
     if len(runs) > 1:
-        shown = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
+        chosen = [name for name in options if len({shown(run.config.get(name)) for run in runs}) > 1]
         title = "Options that differ"
     else:
-        shown = [name for name in options if runs[0].config[name] not in (DEFAULTS.get(name), [])]
+        chosen = [name for name in options if runs[0].config[name] not in (DEFAULTS.get(name), [])]
         title = "Options that are not the defaults"
-    groups.append((title, [[name, *(_shown(run.config, name) for run in runs)] for name in shown]))
-    return [(group, [line for line in lines if {*line[1:]} != {NOTHING}]) for group, lines in groups]
+    groups = [
+        ("Figures (show.py --schema says what they mean)", [_figures_of(run) for run in runs]),
+        ("Run", [_facts_of(run) for run in runs]),
+        (title, [{name: run.config.get(name) for name in chosen} for run in runs]),
+    ]
+    tables = []
+    for group, values in groups:
+        names = dict.fromkeys(name for each in values for name in each)
+        lines = [[name, *(shown(each.get(name)) for each in values)] for name in names]
+        tables.append((group, [line for line in lines if {*line[1:]} != {NOTHING}]))
+    return tables
 
 
-def _price(run: ReportedRun) -> str:
-    price = price_per_million(run.config.get("gpu_price"), run.summary["tokens_per_s_per_device"])
-    return NOTHING if price is None else f"{price:.3g}"
+def _figures_of(run: ReportedRun) -> dict[str, Any]:
+    """The totals of the finished shards, without the times, which a figure shows."""
+    summary = run.total.summary(run.num_devices)
+    figures = {name: value for name, value in summary.items() if not isinstance(value, dict)}
+    memory = {
+        f"peak_memory_bytes.{role}": size or None for role, size in summary["peak_memory_bytes"].items()
+    }
+    clock_speed = run.total.num_completion_tokens / run.span_s if run.span_s else None
+    price = price_per_million(run.config.get("gpu_price"), summary["tokens_per_s_per_device"])
+    return {
+        **figures,
+        **memory,
+        "seconds from the first request to the last completion": run.span_s,
+        "tokens/s of all replicas": clock_speed,
+        "price of a million tokens": price,
+    }
 
 
-def _each(amount: float, among: float) -> str:
-    return number(amount / among if among else None)
+def _facts_of(run: ReportedRun) -> dict[str, Any]:
+    info = run.manifest.info
+    return {
+        "shards": f"{run.status.num_done} of {run.status.num_shards}",
+        "replicas": len({shard.replica for shard in run.shards}),
+        "ranks of a replica": run.num_devices,
+        "exactness": "exact" if run.is_exact else "NOT exact",
+        **{name: info.get(name) for name in ("reproducibility", "device", "draft_placement")},
+        **{name: info.get("versions", {}).get(name) for name in PACKAGES},
+    }
 
 
-def _time(total_ns: int, num_passes: int) -> str:
-    return duration(total_ns / NS_PER_S / num_passes if num_passes and total_ns else None)
-
-
-def _shown(config: Mapping[str, Any], name: str) -> str:
-    value = config.get(name)
+def shown(value: Any) -> str:
+    """A value as text for people; an unknown one is a dash."""
     if value is None or value == []:
         return NOTHING
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _origin(runs: Sequence[ReportedRun]) -> str:
-    paths = ", ".join(str(run.folder.path.resolve()) for run in runs)
-    now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="minutes")
-    package = " ".join(filter(None, ("specdist", version_of("specdist"))))
-    return f"Written by jobs/report.py of {package} at {now} from {paths}."
+    if isinstance(value, (bool, str, list, dict)):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

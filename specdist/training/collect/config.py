@@ -18,6 +18,7 @@ from specdist.config.groups import (
 )
 from specdist.config.prompts import PromptOptions
 from specdist.config.speculation import NEEDS_MODEL
+from specdist.models.heads.info import HiddenState
 from specdist.policies import HeadKind
 from specdist.utils.rules import Refusals, check_options
 
@@ -40,11 +41,6 @@ class CollectConfig(
         "sprinter",
     )
     output: str = option(help="folder of the collection: shards/, stats/, manifest.json, responses/, ...")
-    reference_column: str | None = option(
-        None,
-        help="verifier: column with the text that continues the prompt, for the prefixes of original text "
-        "(default: these are taken from the prompts alone)",
-    )
     limit: int | None = option(None, help="use only the first N rows")
     rows_per_shard: int = option(64, help="input rows per output file; one shard at a time is held in memory")
     overwrite: bool = option(False, help="delete the results of an earlier collection in the output folder")
@@ -57,16 +53,10 @@ class CollectConfig(
 
     # What is collected
     token_mixing: float | None = option(
-        None, at_least=0, at_most=1,
+        None, at_least=0, below=1,
         help="acceptance: share of the target's own tokens in the contexts, the rest being drafted tokens "
-        f"(r, default {TOKEN_MIXING}); 1 = the target's alone",
+        f"(r, default {TOKEN_MIXING})",
     )  # fmt: skip
-    hidden_state: Literal["own", "drawing"] | None = option(
-        None,
-        help="verifier: drawing = the draft's hidden state that the token was drawn from, as in SPRINTER's "
-        "experiments (default); own = the one with the token as input, known one draft pass later, as "
-        "every acceptance head reads it",
-    )
     hidden_dtype: Literal["float16", "float32"] = option(
         "float16", help="data type of the stored hidden states, which take most of the space"
     )
@@ -87,17 +77,10 @@ class CollectConfig(
         NEEDS_MODEL,
         ("token_mixing", lambda o: o.kind == "verifier",
          "has no effect with --kind verifier, which uses four fixed kinds of prefixes: leave it out"),
-        ("hidden_state", lambda o: o.kind == "acceptance" and o.hidden_state != "own",
-         "has no effect with --kind acceptance, whose heads read the state with the token as input: leave "
-         "it out"),
-        ("reference_column", lambda o: o.kind == "acceptance",
-         "has no effect with --kind acceptance, which uses only the target's responses: leave it out"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.hidden_state is None:
-            self.hidden_state = "drawing" if self.kind == "verifier" else "own"
         if self.kind == "acceptance" and self.token_mixing is None:
             self.token_mixing = TOKEN_MIXING
         # Refuse at once what a run would refuse.
@@ -121,13 +104,14 @@ class CollectConfig(
         )
 
     @property
-    def runs_branches(self) -> bool:
-        """Whether draft tokens are run, as branches of their sequence, not part of it."""
-        return self.token_mixing in (None, 1) and self.hidden_state == "own"
+    def hidden_state(self) -> HiddenState:
+        """Of each token: SPRINTER's verifiers read the one that it was drawn from, as in its experiments;
+        acceptance heads the one with the token as input."""
+        return "drawing" if self.kind == "verifier" else "own"
 
     def fingerprint(self) -> dict[str, Any]:
         """The options that decide the examples, besides those of the responses."""
-        names = ["kind", "token_mixing", "reference_column", "hidden_dtype"]
-        # Collections of older versions have the own state, and do not say so.
+        names = ["kind", "token_mixing", "hidden_dtype"]
+        # Collections that do not say so have the own state.
         names += ["hidden_state"] * (self.hidden_state != "own")
         return {name: getattr(self, name) for name in names}

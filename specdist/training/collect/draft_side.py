@@ -20,7 +20,6 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.replica.replica import Replica
 from specdist.models.batch.flat import FlatBatch
-from specdist.models.heads.info import HiddenState
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
@@ -28,9 +27,6 @@ from specdist.sampling.random import Purpose, uniforms
 from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.training.collect.texts import Text
 from specdist.utils.errors import UserError
-
-# Branches run in one pass; each takes a page of the cache.
-NUM_BRANCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +52,16 @@ class DraftSide:
         vocab_size: int,
         stop_token_ids: frozenset[int],
         token_mixing: float | None,
-        hidden_state: HiddenState,
         hidden_dtype: str,
     ) -> None:
-        """``token_mixing``: share of a text's own tokens in the contexts; the others are draft tokens. With
-        None or 1 each draft token is a branch instead, or with the ``drawing`` hidden state is not run."""
+        """``token_mixing``: share of a text's own tokens in the contexts of the hidden states; the others are
+        draft tokens. With None the hidden states are those that the tokens were drawn from."""
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
         self._settings = settings
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
-        self._token_mixing = 1.0 if token_mixing is None else token_mixing
-        self._hidden_state = hidden_state
+        self._token_mixing = token_mixing
         self._hidden_dtype = hidden_dtype
 
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
@@ -88,16 +82,13 @@ class DraftSide:
         self._runner.update_pages(pages_of(group, PAGE_SIZE))
         places = _Places.of(group)
         drawn_N, described_4N, drawing_NH = self._draw(contexts_of(group), places)
-        if self._hidden_state == "drawing":
+        if self._token_mixing is None:
             kept_M, hidden_MH = np.arange(len(drawn_N)), drawing_NH
-        elif self._token_mixing < 1:
+        else:
             zeros_N = torch.zeros_like(places.keys_N)
             coins_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.ACCEPT).numpy()
             kept_M = np.flatnonzero(coins_N >= self._token_mixing)
             hidden_MH = self._run_mixed(places, drawn_N, kept_M)
-        else:
-            kept_M = np.arange(len(drawn_N))
-            hidden_MH = self._run_branches(places, drawn_N)
         ends_M = np.searchsorted(kept_M, np.cumsum(places.counts_R)).tolist()
         return [
             Drafted(
@@ -116,7 +107,7 @@ class DraftSide:
         drawn, described, states = [np.zeros(0, np.int64)], [np.zeros((4, 0))], [self._hidden_of_none()]
         begin = 0
         for part in in_passes(contexts):
-            if self._hidden_state == "drawing":
+            if self._token_mixing is None:
                 logits_NV, hidden_NH = self._runner.forward_with_hidden(part.batch, part.index_N)
                 states.append(self._stored(hidden_NH))
             else:
@@ -150,25 +141,11 @@ class DraftSide:
         mixed_ids_N = places.own_ids_N.copy()
         mixed_ids_N[kept_M] = drawn_N[kept_M]
         batch = FlatBatch(mixed_ids_N, places.slots_N, places.positions_N.numpy())
-        hidden = [self._hidden(part) for part in in_passes(AskedTokens(batch, kept_M))]
-        return np.concatenate(hidden) if hidden else self._hidden_of_none()
-
-    def _run_branches(self, places: _Places, drawn_N: np.ndarray) -> np.ndarray:
-        """[N, H], each token after the text's own tokens."""
-        hidden = []
-        for begin in range(0, len(drawn_N), NUM_BRANCHES):
-            end = min(begin + NUM_BRANCHES, len(drawn_N))
-            branches = self._replica.num_slots + np.arange(end - begin)
-            positions = places.positions_N[begin:end].numpy()
-            self._runner.cache.open_branches(places.slots_N[begin:end], branches, positions)
-            batch = FlatBatch(drawn_N[begin:end], branches, positions)
-            hidden.append(self._hidden(AskedTokens(batch, np.arange(end - begin))))
-        return np.concatenate(hidden) if hidden else self._hidden_of_none()
-
-    def _hidden(self, tokens: AskedTokens) -> np.ndarray:
-        """[N, H] hidden states in the stored data type."""
-        _, hidden_NH = self._runner.forward_with_hidden(tokens.batch, tokens.index_N)
-        return self._stored(hidden_NH)
+        hidden = [self._hidden_of_none()]
+        for part in in_passes(AskedTokens(batch, kept_M)):
+            _, hidden_NH = self._runner.forward_with_hidden(part.batch, part.index_N)
+            hidden.append(self._stored(hidden_NH))
+        return np.concatenate(hidden)
 
     def _stored(self, hidden_NH: Tensor) -> np.ndarray:
         stored_NH = hidden_NH.to(getattr(torch, self._hidden_dtype))

@@ -31,7 +31,7 @@ from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
 from specdist.models.heads.examples import ExampleBlock, example_table
 from specdist.training.collect.config import CollectConfig
-from specdist.training.collect.draft_side import NUM_BRANCHES, Drafted, DraftSide
+from specdist.training.collect.draft_side import Drafted, DraftSide
 from specdist.training.collect.plan import CollectPlan, draft_hidden_size, plan_collection
 from specdist.training.collect.ranks import Conductor, follow_conductor
 from specdist.training.collect.texts import Text, response_text, verifier_texts
@@ -47,8 +47,8 @@ def run_collection(config: CollectConfig) -> int:
 
 def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
     models = rank0_first(topology, lambda: plan_models(config.run_config()))
-    if config.hidden_state != "drawing":
-        check_goes_back(models.draft, "--hidden_state own runs another token after each")
+    if config.kind == "acceptance":
+        check_goes_back(models.draft, "--kind acceptance runs other tokens at the places of a text's own")
     plan = on_rank0(topology, lambda: plan_collection(config, models, topology))
     try:
         log_to_file(Path(config.output), topology, None if plan is None else plan.membership, activity)
@@ -78,7 +78,6 @@ def _collect(
         config=config.run_config(),
         models=models,
         topology=topology,
-        num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
         may_give_back=False,
     )
     replica = build_replica(replica_plan, activity=activity)
@@ -91,7 +90,6 @@ def _collect(
             vocab_size=models.vocab_size,
             stop_token_ids=models.target.stop_token_ids(),
             token_mixing=config.token_mixing,
-            hidden_state=config.hidden_state or "own",
             hidden_dtype=config.hidden_dtype,
         )
     if plan is None:

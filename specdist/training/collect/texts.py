@@ -1,7 +1,8 @@
 """The prefixes that tokens are drafted after: the target's responses, or SPRINTER's four kinds.
 
-Of SPRINTER's kinds (section 3.2: original prefixes, completions of the draft alone, of the target alone, and
-of both), each prompt gives the same number of prefixes: as many as the kind with the fewest has.
+Of SPRINTER's kinds (section 3.2: original prefixes, which are the prompt's own, completions of the draft
+alone, of the target alone, and of both), each prompt gives the same number of prefixes: as many as the kind
+with the fewest has.
 """
 
 from __future__ import annotations
@@ -61,13 +62,11 @@ def response_text(row_id: int, prompt_ids: list[int], response_ids: list[int], *
 class RowTexts:
     """The texts of an input row for the four kinds of prefixes.
 
-    ``original_ids`` are the prompt and the text after it; completions exclude the prompt; ``by_draft`` says
-    which tokens of the mixed completion the draft wrote.
+    Completions exclude the prompt; ``by_draft`` says which tokens of the mixed completion the draft wrote.
     """
 
     row_id: int
     prompt_ids: list[int]
-    original_ids: list[int]
     draft_ids: list[int]
     target_ids: list[int]
     mixed_ids: list[int]
@@ -83,7 +82,7 @@ def verifier_texts(
     """
     num_prompt = len(row.prompt_ids)
     sequences: Mapping[PrefixKind, list[int]] = {
-        "original": row.original_ids,
+        "original": row.prompt_ids,
         "draft": row.prompt_ids + row.draft_ids,
         "target": row.prompt_ids + row.target_ids,
         "mixed": row.prompt_ids + row.mixed_ids,

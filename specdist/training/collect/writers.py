@@ -1,4 +1,4 @@
-"""Writing the texts of the verifier's prefixes: by the draft alone, by both in turn, and the original's."""
+"""Writing the texts of the verifier's prefixes: by the draft alone, and by both in turn."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class TextWriter:
             RowTexts(
                 row_id=row_id,
                 prompt_ids=prompt_ids,
-                original_ids=self._original_ids(row_id, prompt_ids),
                 draft_ids=drafted[row_id],
                 target_ids=responses[row_id],
                 mixed_ids=mixed[row_id].token_ids,
@@ -120,14 +119,3 @@ class TextWriter:
         self._conductor.begin_generation()
         engine = self._replica.engine(iter(requests), self._stop_rules, StatsRecorder())
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
-
-    def _original_ids(self, row_id: int, prompt_ids: list[int]) -> list[int]:
-        """The prompt, followed by the text of the reference column."""
-        column = self._config.reference_column
-        if column is None:
-            return prompt_ids
-        try:
-            reference = self._prompts.rows.row(row_id, [column])[column]
-        except UnicodeDecodeError:
-            reference = None
-        return prompt_ids + self._encoder.continuation_ids(reference or "")

@@ -33,10 +33,6 @@ class DistillConfig:
     target: str | None = option(None, help="where the run's target is now (default: where it was)")
     prompts: str | None = option(None, help="where the run's prompts are now (default: where they were)")
     draft: str | None = option(None, help="model to start from (default: the run's draft)")
-    layers: int | None = option(
-        None, at_least=1,
-        help="start from the target's embedding, its first N layers and its output head, instead",
-    )  # fmt: skip
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
 
     # What is learned
@@ -79,8 +75,6 @@ class DistillConfig:
     _refusals: ClassVar[Refusals] = (
         ("loss", lambda o: o.teacher == "tokens",
          "has no effect with --teacher tokens, whose loss is the cross entropy: leave it out"),
-        ("layers", lambda o: o.draft is not None,
-         "starts from the target, and --draft {o.draft} is another start: leave one of them out"),
         ("new_draft", lambda o: o.new_draft in (o.draft, o.target, o.run),
          "is a folder that is read: give another one"),
     )  # fmt: skip
@@ -90,17 +84,16 @@ class DistillConfig:
 
     def run_options(self) -> GenerateConfig:
         """The options of the run, with the draft to start from. Raises :class:`UserError` if there is no run,
-        or nothing that can be trained."""
+        or no draft that can be trained."""
         path = Path(self.run) / "config.yaml"
         if not path.is_file():
             raise UserError(f"--run {self.run} holds no run: generate one with jobs/generate.py")
         found = parse_arguments(GenerateConfig, [f"--config={path}", f"--output={self.run}"])
         given = {name: getattr(self, name) for name in ("target", "prompts", "draft")}
         found = dataclasses.replace(found, **{name: value for name, value in given.items() if value})
-        if self.layers is None and found.draft in (None, NGRAM, MTP):
+        if found.draft in (None, NGRAM, MTP):
             raise UserError(
-                f"--draft {found.draft or 'none'} cannot be trained: name the folder of a draft model, or "
-                "use --layers N to start from the target's first layers"
+                f"--draft {found.draft or 'none'} cannot be trained: name the folder of a draft model"
             )
         return found
 
@@ -118,7 +111,3 @@ class DistillConfig:
                 "every token of a prompt: add it, or leave this out"
             )
         return teacher
-
-    def num_epochs(self, num_sequences: int) -> int:
-        """Most passes over so many sequences."""
-        return self.epochs or min(20, max(2, round(USUAL_SEQUENCES / num_sequences)))

@@ -1,9 +1,8 @@
 """What the target has said: the finished rows of a run, as examples for transformers' ``Trainer``.
 
 An example is a dict of arrays over L tokens: ``input_ids``; ``labels``, which are ``IGNORED`` where a token
-is not learned, and never of a prompt's; ``stream_keys`` of a completion's random numbers; and with recorded
-log-probabilities ``processed_logprobs`` [L], ``top_logprob_ids`` and ``top_logprobs`` [L, K]. Batches are
-padded on the right, which changes no logits of a causal model.
+is not learned; and with recorded log-probabilities ``processed_logprobs`` [L], ``top_logprob_ids`` and
+``top_logprobs`` [L, K]. Batches are padded on the right, which changes no logits of a causal model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from specdist.data.formats.prompts import Prompts, RowError
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.texts.tokens import PromptEncoder
-from specdist.sampling.keys import stream_key
 from specdist.training.drafts.config import USUAL_PROMPTS, DistillConfig, Teacher
 from specdist.utils.errors import UserError
 
@@ -57,8 +55,7 @@ class Examples:
 def read_examples(
     folder: RunFolder, prompts: Prompts, encoder: PromptEncoder, config: DistillConfig, teacher: Teacher
 ) -> Examples:
-    """Completions of complete shards, with their log-probabilities if these are recorded and the target is
-    not the teacher; else with prompts. Raises :class:`UserError` if fewer than two rows are finished."""
+    """Examples of the rows in complete shards. Raises :class:`UserError` if fewer than two are finished."""
     rows: list[dict[str, Any]] = []
     for shard in folder.complete_shards():
         table = open_shard(folder.paths(shard), verify=False)
@@ -74,27 +71,28 @@ def read_examples(
         )
     num_held_out = min(len(row_ids) - 1, max(1, round(len(row_ids) * config.validation_share)))
     held_out = set(np.random.default_rng(config.seed).permutation(row_ids)[:num_held_out].tolist())
-
-    def ids_of(row_id: int) -> Sequence[int]:
-        try:
-            return encoder.prompt_ids(prompts.prompt(row_id))
-        except RowError:
-            return []
-
-    seed = int(folder.manifest.fingerprint["seed"])
-    found: dict[bool, list[Example]] = {False: [], True: []}
+    found = Examples([], [], [])
     for row in rows:
-        if ids := ids_of(row["row_id"]):
-            found[row["row_id"] in held_out].append(_completion(ids, row, seed))
+        part = found.held_out if row["row_id"] in held_out else found.training
+        if ids := _ids_of(prompts, encoder, row["row_id"]):
+            part.append(_completion(ids, row))
     others = [row_id for row_id in range(prompts.num_rows) if row_id not in held_out]
     most = config.prompt_rows if config.prompt_rows is not None else USUAL_PROMPTS * (teacher == "target")
-    texts = [ids_of(row_id) for row_id in _spread(others, most)]
-    return Examples(found[False], found[True], [_example(ids, 0, 0) for ids in texts if len(ids) > 1])
+    texts = [_ids_of(prompts, encoder, row_id) for row_id in _spread(others, most)]
+    found.prompts.extend(example(ids, 0) for ids in texts if len(ids) > 1)
+    return found
 
 
-def _completion(prompt_ids: Sequence[int], row: dict[str, Any], seed: int) -> Example:
-    first, key = len(prompt_ids), stream_key(seed, row["row_id"], row["sample_index"])
-    found = _example([*prompt_ids, *row["completion_ids"]], first, key)
+def _ids_of(prompts: Prompts, encoder: PromptEncoder, row_id: int) -> Sequence[int]:
+    try:
+        return encoder.prompt_ids(prompts.prompt(row_id))
+    except RowError:
+        return []
+
+
+def _completion(prompt_ids: Sequence[int], row: dict[str, Any]) -> Example:
+    first = len(prompt_ids)
+    found = example([*prompt_ids, *row["completion_ids"]], first)
     for name in LOGPROB_COLUMNS:
         if name in row:
             values = np.array(row[name])
@@ -102,16 +100,15 @@ def _completion(prompt_ids: Sequence[int], row: dict[str, Any], seed: int) -> Ex
     return found
 
 
-def _example(ids: Sequence[int], first: int, key: int) -> Example:
-    """It is learned from its token ``first`` on."""
+def example(ids: Sequence[int], first: int) -> Example:
+    """A sequence that is learned from its token ``first`` on."""
     found = np.array(ids, np.int64)
-    labels = np.where(np.arange(len(ids)) < first, IGNORED, found)
-    return {"input_ids": found, "labels": labels, "stream_keys": np.full(len(ids), key, np.int64)}
+    return {"input_ids": found, "labels": np.where(np.arange(len(ids)) < first, IGNORED, found)}
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
     """A batch of examples."""
-    found = {name: [torch.from_numpy(example[name]) for example in examples] for name in examples[0]}
+    found = {name: [torch.from_numpy(each[name]) for each in examples] for name in examples[0]}
     return {name: padded(parts, IGNORED if name == "labels" else 0) for name, parts in found.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from specdist.job.run.preflight import open_run_prompts
 from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint, open_checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.quantized.quantized import quantization_of
-from specdist.training.drafts.config import DistillConfig, Teacher
+from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import Examples, read_examples
 from specdist.training.drafts.trainer import DraftTrainer
 from specdist.utils.errors import UserError
@@ -44,7 +43,7 @@ def run_distillation(config: DistillConfig) -> int | tuple[str, dict[str, Any]]:
     nothing, and the record of the training."""
     folder, run = Path(config.new_draft), config.run_options()
     if not (folder / RECORD_NAME).is_file():
-        _train(config, run, folder, folder / CHECKPOINTS)
+        _train(config, run, folder)
     if os.environ.get("RANK", "0") != "0":
         return 0
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -52,22 +51,22 @@ def run_distillation(config: DistillConfig) -> int | tuple[str, dict[str, Any]]:
     return "", {name: value for name, value in record.items() if name != "history"}
 
 
-def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints: Path) -> None:
+def _train(config: DistillConfig, run: GenerateConfig, folder: Path) -> None:
     """Train from the last checkpoint, if there is one, until the record is written."""
+    checkpoints = folder / CHECKPOINTS
     if folder.exists() and not checkpoints.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"--new_draft {folder} is not empty, and not of an earlier distillation: give a new folder"
         )
     teacher, models = config.teacher_of(run), plan_models(run)
-    start = models.target if config.layers is not None else _open_start(run, models)
-    output = RunFolder(storage_path(run.output, option="--run "))
+    start, output = _open_start(run, models), RunFolder(storage_path(run.output, option="--run "))
     if output.manifest.fingerprint.get("target") != models.target.fingerprint():
         raise UserError(
             f"--target {models.target.name} is not the model that wrote --run {config.run}: name that "
             "run's target"
         )
-    prompts, encoder = open_run_prompts(run), prompt_encoder(run, models, output)
-    examples = read_examples(output, prompts, encoder, config, teacher)
+    encoder = prompt_encoder(run, models, output)
+    examples = read_examples(output, open_run_prompts(run), encoder, config, teacher)
     key = {
         "options": {name: value for name, value in vars(config).items() if name not in PLACES},
         "models": [start.fingerprint(), models.target.fingerprint()],
@@ -78,7 +77,7 @@ def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints
             f"--new_draft {folder} is of a training with other options, models or rows: give another folder, "
             f"or delete {checkpoints} to train afresh"
         )
-    draft, target = load_plain(start, torch.float32, config.layers), None
+    draft, target = load_plain(start, torch.float32), None
     if teacher == "target":
         target = load_plain(models.target, models.target.torch_dtype(run.dtype))
     trainer = DraftTrainer(
@@ -87,7 +86,6 @@ def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints
     last = _last_checkpoint(checkpoints)
     trainer.args.eval_on_start = last is None
     if trainer.is_world_process_zero():
-        _log_beginning(run, examples, teacher)
         write_json(checkpoints / KEY_NAME, key)
     trainer.train(resume_from_checkpoint=last)
     trainer.accelerator.wait_for_everyone()
@@ -103,9 +101,28 @@ def _open_start(run: GenerateConfig, models: ModelPlan) -> Checkpoint:
     if found.drafter is not None:  # not of a run that uses it, which has refused it
         raise UserError(
             f"--draft {run.draft} is {found.drafter.what}, which is not trained here: name the folder "
-            "of a draft model, or use --layers N to start from the target's first layers"
+            "of a draft model"
         )
     return found
+
+
+def load_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as transformers runs it. Raises :class:`UserError`."""
+    what = f"{checkpoint.option} {checkpoint.name}"
+    if quantization_of(checkpoint) is not None or checkpoint.adapter is not None:
+        raise UserError(
+            f"{what} is quantised or has an adapter, and only a plain model can be trained, or loaded as a "
+            "teacher here: name the folder of a plain model, or leave the target out with --teacher tokens"
+        )
+    with reading(what):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=dtype,
+            trust_remote_code=checkpoint.trusts_code,
+            use_safetensors=not checkpoint.is_pickled,
+        )
+    return model
 
 
 def _last_checkpoint(folder: Path) -> str | None:
@@ -118,30 +135,25 @@ def _last_checkpoint(folder: Path) -> str | None:
     return None
 
 
-def _log_beginning(run: GenerateConfig, examples: Examples, teacher: Teacher) -> None:
-    logger.info(
-        "%d completions and %d prompts to train on, %d completions to evaluate with; teacher %s",
-        len(examples.training), len(examples.prompts), len(examples.held_out), teacher,
-    )  # fmt: skip
-    if run.processes_logits or run.row_options:
-        logger.warning(
-            "acceptance is measured with the run's temperature, top-k and top-p alone, without penalties, "
-            "min-p, constraints and options of rows"
-        )
-    if teacher == "tokens" and run.temperature and run.acceptance == "rejection" and not run.logprobs:
-        logger.warning("acceptance is a lower bound: the draft's probability of the target's token")
+def _save(draft: PreTrainedModel, start: Checkpoint, dtype: torch.dtype, folder: Path) -> None:
+    """Write the folder that ``--draft`` takes: with the tokenizer of what it began with, and weights in
+    that model's own precision."""
+    draft.config.dtype = dtype
+    draft.to(device="cpu", dtype=dtype).save_pretrained(folder)
+    for path in sorted(start.folder.iterdir()):
+        if TOKENIZER_FILES.fullmatch(path.name) and path.suffix in SMALL_FILE_SUFFIXES:
+            shutil.copyfile(path, folder / path.name)
 
 
 def _record(config: DistillConfig, run: GenerateConfig, examples: Examples, trainer: DraftTrainer) -> None:
     history = trainer.state.log_history
     before = next(entry["eval_acceptance"] for entry in history if "eval_acceptance" in entry)
     after = trainer.state.best_metric
-    logger.info("acceptance on held-out rows: %.3f before, %.3f after", before, after)
     if after <= before:
         logger.warning("the new draft is not accepted more often than --draft as it was: train on more rows")
     record = {
         "new_draft": config.new_draft,
-        "start": f"the first {config.layers} layers of the target" if config.layers else run.draft,
+        "start": run.draft,
         "target": run.target,
         "options": vars(config),
         "num_training_sequences": len(examples.training),
@@ -153,42 +165,3 @@ def _record(config: DistillConfig, run: GenerateConfig, examples: Examples, trai
         "history": history,
     }
     write_json(Path(config.new_draft) / RECORD_NAME, record)
-
-
-def _save(draft: PreTrainedModel, start: Checkpoint, dtype: torch.dtype, folder: Path) -> None:
-    """Write the folder that ``--draft`` takes: with the tokenizer of what it began with, and weights in
-    that model's own precision."""
-    draft.config.dtype = dtype
-    draft.to(device="cpu", dtype=dtype).save_pretrained(folder)
-    for path in sorted(start.folder.iterdir()):
-        if TOKENIZER_FILES.fullmatch(path.name) and path.suffix in SMALL_FILE_SUFFIXES:
-            shutil.copyfile(path, folder / path.name)
-
-
-def load_plain(checkpoint: Checkpoint, dtype: torch.dtype, num_layers: int | None = None) -> PreTrainedModel:
-    """The model as transformers runs it; or its embedding, first layers, last norm and output head as a model
-    of its own. Raises :class:`UserError`."""
-    what, config = f"{checkpoint.option} {checkpoint.name}", copy.deepcopy(checkpoint.config)
-    if quantization_of(checkpoint) is not None or checkpoint.adapter is not None:
-        raise UserError(
-            f"{what} is quantised or has an adapter, and only a plain model can be trained, or loaded as a "
-            "teacher here: name the folder of a plain model, or leave the target out with --teacher tokens"
-        )
-    if num_layers is not None:
-        text = config.get_text_config()
-        if num_layers >= text.num_hidden_layers:
-            raise UserError(
-                f"--layers {num_layers} must be less than the {text.num_hidden_layers} layers of {what}"
-            )
-        text.num_hidden_layers = num_layers
-        if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:num_layers]
-    with reading(what):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            checkpoint.folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=checkpoint.trusts_code,
-            use_safetensors=True,
-        )
-    return model

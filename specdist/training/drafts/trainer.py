@@ -1,4 +1,7 @@
-"""transformers' ``Trainer`` for a draft: its losses, and how often the engine would accept it.
+"""transformers' ``Trainer`` for a draft: its losses, texts of its own to learn from, and its acceptance.
+
+The texts are the on-policy data of DistillSpec (Zhou et al. 2023, arXiv:2310.08461) and GKD (Agarwal et al.
+2023, arXiv:2306.13649): the target's distribution after every token takes one pass, whoever has written it.
 
 M learned tokens, C columns before them, V vocabulary, K recorded tokens. ``known`` are a batch's arrays at
 the learned tokens.
@@ -6,20 +9,19 @@ the learned tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
 
 from specdist.config.generate import GenerateConfig
-from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from specdist.training.drafts.config import DistillConfig
-from specdist.training.drafts.data import IGNORED, Examples, collate
-from specdist.training.drafts.own_texts import with_own_texts
+from specdist.training.drafts.config import USUAL_SEQUENCES, DistillConfig
+from specdist.training.drafts.data import IGNORED, Examples, collate, padded
 
 # The share of all steps between two evaluations, each with a checkpoint.
 INTERVAL = 0.05
@@ -27,6 +29,8 @@ INTERVAL = 0.05
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 # A smaller share of the tokens that are not recorded counts as this large.
 LEAST_SHARE = 1e-9
+# Of the draft's own texts. Greedy texts of a small model repeat themselves: it learns less from them.
+MOST_TOKENS, LEAST_TEMPERATURE = 256, 0.5
 Known = Mapping[str, Tensor]
 
 
@@ -57,31 +61,18 @@ class DraftTrainer(Trainer):
         checkpoints."""
         is_cuda = config.device != "cpu" and torch.cuda.is_available()
         usual_rate = USUAL_RATE * USUAL_WIDTH / draft.config.get_text_config().hidden_size
+        usual_epochs = min(20, max(2, round(USUAL_SEQUENCES / len(examples.learned))))
         arguments = OneDevice(
-            output_dir=folder,
-            use_cpu=not is_cuda,
-            bf16=is_cuda and torch.cuda.is_bf16_supported(),
-            num_train_epochs=config.num_epochs(len(examples.learned)),
-            per_device_train_batch_size=config.batch_size,
-            per_device_eval_batch_size=config.batch_size,
+            output_dir=folder, use_cpu=not is_cuda, bf16=is_cuda and torch.cuda.is_bf16_supported(),
+            num_train_epochs=config.epochs or usual_epochs,
+            per_device_train_batch_size=config.batch_size, per_device_eval_batch_size=config.batch_size,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
-            learning_rate=config.learning_rate or usual_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=0.03,
-            adam_beta2=0.95,
-            weight_decay=0.01,
-            seed=config.seed,
-            eval_strategy="steps",
-            eval_steps=INTERVAL,
-            save_steps=INTERVAL,
-            logging_steps=INTERVAL,
-            save_total_limit=2,
-            load_best_model_at_end=True,
-            metric_for_best_model="acceptance",
-            restore_callback_states_from_checkpoint=True,
-            remove_unused_columns=False,
-            report_to="none",
-        )
+            learning_rate=config.learning_rate or usual_rate, lr_scheduler_type="cosine", warmup_steps=0.03,
+            adam_beta2=0.95, weight_decay=0.01, seed=config.seed,
+            eval_strategy="steps", eval_steps=INTERVAL, save_steps=INTERVAL, logging_steps=INTERVAL,
+            save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="acceptance",
+            restore_callback_states_from_checkpoint=True, remove_unused_columns=False, report_to="none",
+        )  # fmt: skip
         super().__init__(
             model=draft,
             args=arguments,
@@ -95,12 +86,7 @@ class DraftTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._config, self._run, self._vocab_size = config, run, vocab_size
         self._target = None if target is None else target.to(arguments.device)
-        self._settings = SamplingSettings(
-            temperature=run.temperature,
-            top_k=run.top_k,
-            top_p=run.top_p,
-            is_coupled=run.acceptance == "gumbel",
-        )
+        self._settings = SamplingSettings(temperature=run.temperature, top_k=run.top_k, top_p=run.top_p)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """The loss in nats per token."""
@@ -137,7 +123,45 @@ class DraftTrainer(Trainer):
         known = {name: found_BL[rows_M, columns_M + 1] for name, found_BL in inputs.items()}
         with torch.no_grad():
             target_MV = None if self._target is None else logits(self._target)
-        return logits(model), target_MV, known | {"positions": columns_M + 1}
+        return logits(model), target_MV, known
+
+
+def with_own_texts(
+    inputs: dict[str, Tensor],
+    draft: PreTrainedModel,
+    *,
+    temperature: float,
+    vocab_size: int,
+    num_tokens: int,
+    seeds: Sequence[int],
+) -> dict[str, Tensor]:
+    """A batch with what the draft writes after each prompt in it, up to the text's end or to a token that is
+    not among the ``vocab_size`` ids of the target; the same for the same ``seeds``."""
+    ids, labels = list(inputs["input_ids"]), list(inputs["labels"])
+    rows = [row for row, labels_L in enumerate(labels) if int(labels_L[0]) != IGNORED]
+    prompts = [labels[row][labels[row] != IGNORED] for row in rows]
+    left_BL = padded(prompts, IGNORED, "left") if rows else inputs["input_ids"]
+    longest = left_BL.shape[1]
+    room = getattr(draft.config.get_text_config(), "max_position_embeddings", 2**31) - longest
+    num_tokens = min(room, num_tokens, MOST_TOKENS)
+    if not rows or num_tokens < 1:
+        return inputs
+    ends = draft.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    draft.eval()
+    with torch.no_grad(), torch.random.fork_rng([left_BL.device] if left_BL.is_cuda else []):
+        torch.manual_seed(int(np.random.default_rng(seeds).integers(2**31)))
+        drawn_BN = draft.generate(
+            left_BL.clamp_min(0), attention_mask=(left_BL != IGNORED).long(), max_new_tokens=num_tokens,
+            do_sample=True, temperature=max(LEAST_TEMPERATURE, temperature), top_k=0, top_p=1.0,
+            pad_token_id=min(ends, default=0),
+        )[:, longest:]  # fmt: skip
+    draft.train()
+    is_end_BN = torch.isin(drawn_BN, torch.tensor(ends, dtype=torch.int64, device=drawn_BN.device)).long()
+    is_over_BN = (is_end_BN.cumsum(1) - is_end_BN + (drawn_BN >= vocab_size).cumsum(1)) > 0
+    for row, prompt, drawn_N, is_over_N in zip(rows, prompts, drawn_BN, is_over_BN, strict=True):
+        ids[row] = labels[row] = torch.cat([prompt, drawn_N[~is_over_N]])
+    return {"input_ids": padded(ids, 0), "labels": padded(labels, IGNORED)}
 
 
 def loss_of(config: DistillConfig, logits_MV: Tensor, target_MV: Tensor | None, known: Known) -> Tensor:
@@ -176,22 +200,16 @@ def distance(name: str, logs_MV: Tensor, target_logs_MV: Tensor) -> Tensor:
 def acceptances(
     settings: SamplingSettings, logits_MV: Tensor, target_MV: Tensor | None, known: Known
 ) -> Tensor:
-    """The probability that the engine accepts the token that the draft draws, [M].
-
-    Greedily and with ``gumbel`` it is whether the draft's draw is the target's token. With ``rejection`` it
-    is the common mass of both distributions (Leviathan et al. 2023, Corollary 3.6), or, without the target's
-    logits, min(1, Q / P) of its token, which has the same mean. Without P, too, it is Q, whose mean is a
-    lower bound.
-    """
-    if not settings.is_random:
-        drawn = next_token_distributions(logits_MV, settings, known["stream_keys"], known["positions"])
-        return drawn.probabilities_of(known["labels"])
+    """The probability [M] that a token of the draft is accepted, where the target is the teacher by both
+    distributions (Leviathan et al. 2023, Corollary 3.6), or, without the target's logits, min(1, Q / P) of
+    its token, which has the same mean. Without P, too, it is Q, whose mean is a lower bound. Greedily it is
+    1 where the draft's likeliest token is the target's."""
     draft = distributions_from_logits(logits_MV, settings)
-    if target_MV is not None:
+    if target_MV is not None and settings.is_random:
         target = distributions_from_logits(target_MV, settings)
         assert isinstance(draft, Dense) and isinstance(target, Dense)
         return torch.minimum(draft.probabilities_NV, target.probabilities_NV).sum(1)
     shares_M = draft.probabilities_of(known["labels"])
-    if "processed_logprobs" in known:
+    if settings.is_random and "processed_logprobs" in known:
         shares_M = (shares_M / known["processed_logprobs"].exp()).clamp(max=1)
     return shares_M

@@ -12,8 +12,6 @@ from specdist.policies import HeadKind
 from specdist.utils.rules import SEED, Refusals, check_options, within
 
 MAX_DEPTH = 4
-# SPRINTER's thresholds of Q/P, section 4; each has its curve in the ROC plot.
-MAX_RATIOS = (1.0, 1.2, 1.5)
 # The papers' values: SpecDec++, section 5.1; SPRINTER, section 4, which does not name a patience.
 DEFAULTS: Mapping[HeadKind, Mapping[str, float]] = {
     "acceptance": {"depth": 3, "accepted_weight": 1.0, "rejected_weight": 6.0},
@@ -29,14 +27,6 @@ VERIFIER_SPEED, VERIFIER_EPOCHS = 10, 50
 MIN_STEPS, MAX_EPOCHS = 500, 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Speed and length of the training."""
-
-    learning_rate: float
-    epochs: int
-
-
 @dataclass(kw_only=True)
 class TrainConfig:
     """Every option of ``jobs/train_head.py``. Raises :class:`UserError` for a value out of its range."""
@@ -44,12 +34,9 @@ class TrainConfig:
     # What goes in and out
     kind: HeadKind = option(help="acceptance: for --policy specdecpp; verifier: for --policy sprinter")
     data: str = option(help="output folder of jobs/collect.py, of the same kind")
-    output: str = option(help="output folder for head.safetensors, head.json and the plots")
-    eval_data: str | None = option(
-        None, help="another such folder to evaluate on (default: held-out rows of --data)"
-    )
-    validation_share: float | None = option(
-        None, above=0, below=1, help="share of the rows of --data held out from training (default 0.1)"
+    output: str = option(help="output folder for head.safetensors and head.json")
+    validation_share: float = option(
+        0.1, above=0, below=1, help="share of the rows of --data held out from training"
     )
     overwrite: bool = option(False, help="replace an existing head in --output")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
@@ -98,14 +85,10 @@ class TrainConfig:
          OF_THE_OTHER),
         (" ".join(DEFAULTS["acceptance"]), lambda o: o.kind != "acceptance",
          OF_THE_OTHER),
-        ("validation_share", lambda o: o.eval_data is not None,
-         "has no effect with --eval_data: leave out one"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.eval_data is None and self.validation_share is None:
-            self.validation_share = 0.1
         if self.features is None:
             self.features = "draft" if self.kind == "acceptance" else "none"
         for name, value in DEFAULTS[self.kind].items():
@@ -116,19 +99,20 @@ class TrainConfig:
     def uses_features(self) -> bool:
         return self.features == "draft"
 
-    def pace(self, num_rows: int, hidden_size: int) -> Pace:
-        """The given options, else the defaults for this number of training prompts and this hidden size."""
+    def pace(self, num_rows: int, hidden_size: int) -> tuple[float, int]:
+        """Learning rate and epochs: those given, else the defaults for this number of training prompts and
+        this hidden size."""
         rate = PAPER_RATE * PAPER_WIDTH / hidden_size
         if self.kind == "verifier":
             rate, epochs = VERIFIER_SPEED * rate, VERIFIER_EPOCHS
         else:
             num_batches = -(-num_rows // self.batch_size)
             epochs = min(MAX_EPOCHS, max(PAPER_EPOCHS, -(-MIN_STEPS // num_batches)))
-        return Pace(learning_rate=self.learning_rate or rate, epochs=self.epochs or epochs)
+        return self.learning_rate or rate, self.epochs or epochs
 
     def training_options(self) -> dict[str, Any]:
         """The options that decide the weights, besides the data; those of the other kind are left out."""
-        paths = ("kind", "data", "output", "eval_data", "overwrite", "device")
+        paths = ("kind", "data", "output", "overwrite", "device")
         return {
             name: value
             for name, value in dataclasses.asdict(self).items()

@@ -23,7 +23,7 @@ from specdist.utils.errors import UserError
 
 # What a head's file records of its data: the options that decide a collection's examples.
 DESCRIBED = (
-    "target", "draft", "prompts", "num_rows", "token_mixing", "hidden_state", "reference_column",
+    "target", "draft", "prompts", "num_rows", "token_mixing", "hidden_state",
     "temperature", "top_k", "top_p", "max_new_tokens", "seed",
 )  # fmt: skip
 SPLIT_STREAM = 0
@@ -95,29 +95,29 @@ class ExampleSet:
         }
 
 
-def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
+def open_examples(folder: str, kind: HeadKind) -> ExampleSet:
     """Open a collection. Raises :class:`UserError` if the folder has none, or one unfinished or of another
     kind."""
     run = RunFolder(Path(folder))
     if not run.manifest_path.is_file():
-        raise UserError(f"{option} {folder} has no manifest.json: give the --output of jobs/collect.py")
+        raise UserError(f"--data {folder} has no manifest.json: give the --output of jobs/collect.py")
     manifest = run.manifest
     found = manifest.fingerprint.get("kind")
     if found != kind:
         what = f"a collection of kind {found}" if found else "not a collection"
         raise UserError(
-            f"{option} {folder} is {what}, but --kind is {kind}: collect with jobs/collect.py --kind {kind}"
+            f"--data {folder} is {what}, but --kind is {kind}: collect with jobs/collect.py --kind {kind}"
         )
     plan = ShardPlan(manifest.fingerprint["num_rows"], manifest.fingerprint["rows_per_shard"])
     pending = [shard for shard in range(plan.num_shards) if not run.is_complete(shard)]
     if pending:
         raise UserError(
-            f"{option} {folder} is not finished: {len(pending)} of {plan.num_shards} shards are missing; "
+            f"--data {folder} is not finished: {len(pending)} of {plan.num_shards} shards are missing; "
             "start jobs/collect.py again with the same options"
         )
     table = pa.concat_tables(open_shard(run.paths(shard), verify=False) for shard in range(plan.num_shards))
     if not table.num_rows:
-        raise UserError(f"{option} {folder} has no examples: none of its prompts was usable")
+        raise UserError(f"--data {folder} has no examples: none of its prompts was usable")
     columns = {
         name: (table[name].cast(pa.string()) if name == "prefix_kind" else table[name]).to_numpy()
         for name in COLUMNS
@@ -140,7 +140,7 @@ def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tupl
         raise UserError(
             f"--validation_share {validation_share} of the {len(examples)} rows of --data {examples.folder} "
             f"leaves {len(examples) - num_kept_out} for training and {num_kept_out} for evaluation: collect "
-            "more, change the share, or give --eval_data"
+            "more, or change the share"
         )
     is_kept_out = np.zeros(len(examples), bool)
     is_kept_out[np.argsort(hashes, kind="stable")[:num_kept_out]] = True

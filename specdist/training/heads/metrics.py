@@ -8,8 +8,6 @@ M examples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 NUM_BINS = 10
@@ -32,29 +30,24 @@ def sigmoid(logits_M: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits_M.astype(float)))
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Mean estimate and mean label in bins of equal width; NaN where a bin is empty."""
-
-    estimates: np.ndarray
-    labels: np.ndarray
-    counts: np.ndarray
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: mean distance of the two over the examples."""
-        is_full = self.counts > 0
-        distances = np.abs(self.estimates - self.labels)[is_full]
-        return float((distances * self.counts[is_full]).sum() / self.counts.sum())
-
-
-def calibration(estimates_M: np.ndarray, labels_M: np.ndarray) -> Calibration:
-    """The calibration of estimates in [0, 1]."""
+def calibration_error(estimates_M: np.ndarray, labels_M: np.ndarray) -> float:
+    """Expected calibration error: the mean over the examples of how far the mean estimate and the mean label
+    of an example's bin are apart. Bins of estimates in [0, 1] have equal widths."""
     bins_M = np.minimum((estimates_M * NUM_BINS).astype(int), NUM_BINS - 1)
-    counts = np.bincount(bins_M, minlength=NUM_BINS)
-    with np.errstate(invalid="ignore"):
-        estimates, labels = (
-            np.bincount(bins_M, weights=values_M, minlength=NUM_BINS) / counts
-            for values_M in (estimates_M, labels_M)
-        )
-    return Calibration(estimates, labels, counts)
+    gaps = np.bincount(bins_M, weights=estimates_M - labels_M, minlength=NUM_BINS)
+    return float(np.abs(gaps).sum() / len(bins_M))
+
+
+def area_under_curve(scores_M: np.ndarray, labels_M: np.ndarray) -> float | None:
+    """Area under the ROC curve: the probability that an accepted example has a larger score than a rejected
+    one, ties counted half; None if one outcome never occurs."""
+    labels_M = labels_M.astype(float)
+    order = np.argsort(-scores_M, kind="stable")
+    # Examples with one score are called positive together.
+    ends = np.append(np.flatnonzero(np.diff(scores_M[order])), len(order) - 1)
+    positives, negatives = (
+        np.append(0.0, weights_M[order].cumsum()[ends]) for weights_M in (labels_M, 1 - labels_M)
+    )
+    heights = (positives[1:] + positives[:-1]) / 2
+    whole = float(positives[-1] * negatives[-1])
+    return float(np.diff(negatives) @ heights) / whole if whole else None

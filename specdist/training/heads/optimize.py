@@ -1,4 +1,4 @@
-"""Training a head: Adam with cosine decay over batches of whole prompts, with evaluations in between.
+"""Training a head: Adam with cosine decay over batches of whole prompts, evaluated after every epoch.
 
 M examples of a batch, H hidden size.
 """
@@ -14,24 +14,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
+import tqdm
 from torch import Tensor
 
 from specdist.models.heads.examples import FEATURES
 from specdist.models.heads.head import TokenHead
 from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import ExampleSet
-from specdist.training.heads.loop import evaluated_steps, run_steps
 
 EVALUATED_ROWS = 64
-
-Labels = Callable[[ExampleSet, slice], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """The labels [M] of examples, and the weights of the two outcomes in the loss."""
 
-    labels: Labels
+    labels: Callable[[ExampleSet], np.ndarray]
     accepted_weight: float = 1.0
     rejected_weight: float = 1.0
 
@@ -46,16 +44,15 @@ class Objective:
 
 @dataclass
 class History:
-    """Losses by epoch: of the training batches since the last evaluation, and of the held-out rows."""
+    """Mean losses of every epoch: of its training batches, and after it of the held-out rows."""
 
-    epochs: list[float] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
     evaluation: list[float] = field(default_factory=list)
 
     @property
     def num_since_best(self) -> int:
-        """Evaluations after the best one."""
-        return len(self.evaluation) - 1 - int(np.argmin(self.evaluation)) if self.evaluation else 0
+        """Epochs after the best one."""
+        return len(self.evaluation) - 1 - int(np.argmin(self.evaluation))
 
 
 @contextlib.contextmanager
@@ -74,44 +71,31 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def train_head(
-    head: TokenHead,
-    training: ExampleSet,
-    evaluation: ExampleSet,
-    objective: Objective,
-    config: TrainConfig,
-    *,
-    label: str,
+    head: TokenHead, training: ExampleSet, evaluation: ExampleSet, objective: Objective, config: TrainConfig
 ) -> History:
-    """Train in place. With a patience, the head gets the weights of its best evaluation."""
-    pace = config.pace(len(training), training.draft.hidden_size)
-    num_batches = -(-len(training) // config.batch_size)
-    num_steps = pace.epochs * num_batches
-    optimizer = torch.optim.Adam(head.parameters(), lr=pace.learning_rate)
+    """Train in place. With a patience, the head gets the weights of its best epoch."""
+    rate, num_epochs = config.pace(len(training), training.draft.hidden_size)
+    num_steps = num_epochs * -(-len(training) // config.batch_size)
+    optimizer = torch.optim.Adam(head.parameters(), lr=rate)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-    history, batches = History(), _batches(training, config, pace.epochs)
-    best = copy.deepcopy(head.state_dict())
-    labels_M = objective.labels(evaluation, slice(None))
-
-    def take_step() -> float:
-        loss = _step(head, optimizer, objective, next(batches))
-        cosine.step()
-        return loss
-
-    def evaluate(step: int, training_loss: float) -> str:
-        nonlocal best
-        history.epochs.append(step / num_batches)
-        history.training.append(training_loss)
+    history, best = History(), copy.deepcopy(head.state_dict())
+    generator, labels_M = np.random.default_rng(config.seed), objective.labels(evaluation)
+    bar = tqdm.trange(num_epochs, unit="epoch", disable=None)
+    for _ in bar:
+        order = generator.permutation(len(training))
+        losses: list[float] = []
+        for begin in range(0, len(order), config.batch_size):
+            # Sorted, so that files are read in order.
+            batch = training.select(np.sort(order[begin : begin + config.batch_size]))
+            losses.append(_step(head, optimizer, objective, batch))
+            cosine.step()
+        history.training.append(float(np.mean(losses)))
         history.evaluation.append(objective.mean_loss(estimate(head, evaluation), labels_M))
+        bar.set_postfix(training=history.training[-1], held_out=history.evaluation[-1])
         if history.num_since_best == 0:
             best = copy.deepcopy(head.state_dict())
-        return f"training={training_loss:.3f}, kept_out={history.evaluation[-1]:.3f}"
-
-    run_steps(
-        num_steps, take_step, evaluate,
-        evaluated=evaluated_steps(num_batches, pace.epochs),
-        is_over=lambda: config.patience is not None and history.num_since_best >= config.patience,
-        label=label,
-    )  # fmt: skip
+        if config.patience is not None and history.num_since_best >= config.patience:
+            break
     if config.patience is not None:
         head.load_state_dict(best)
     return history
@@ -128,21 +112,11 @@ def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
     return np.concatenate(logits)
 
 
-def _batches(training: ExampleSet, config: TrainConfig, epochs: int) -> Iterator[ExampleSet]:
-    """Batches of rows, in a new order in every epoch."""
-    generator = np.random.default_rng(config.seed)
-    for _ in range(epochs):
-        order = generator.permutation(len(training))
-        for begin in range(0, len(order), config.batch_size):
-            # Sorted, so that files are read in order.
-            yield training.select(np.sort(order[begin : begin + config.batch_size]))
-
-
 def _step(
     head: TokenHead, optimizer: torch.optim.Optimizer, objective: Objective, batch: ExampleSet
 ) -> float:
     device = head.output.weight.device
-    labels_M = torch.from_numpy(objective.labels(batch, slice(None)).astype(np.float32)).to(device)
+    labels_M = torch.from_numpy(objective.labels(batch).astype(np.float32)).to(device)
     loss = objective.loss(head(*_inputs(batch, slice(None), device)), labels_M)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()

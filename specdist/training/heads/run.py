@@ -1,27 +1,25 @@
-"""The training job: from a finished collection to a head with its figures and plots."""
+"""The training job: from a finished collection to a head with its figures."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from specdist.job.ranks.topology import local_device
 from specdist.models.heads.head import TokenHead, save_weights
 from specdist.models.heads.info import INFO_NAME, HeadInfo
-from specdist.training.heads.config import MAX_RATIOS, TrainConfig
+from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import ExampleSet, open_examples, split_rows
-from specdist.training.heads.evaluate import Trained, baseline_curves, head_metrics
-from specdist.training.heads.metrics import calibration, sigmoid
+from specdist.training.heads.metrics import area_under_curve, binary_kl, calibration_error, sigmoid
 from specdist.training.heads.optimize import Objective, estimate, reproducible, train_head
-from specdist.training.heads.plots import plot_calibration, plot_curves, plot_roc
 from specdist.utils.errors import UserError
 
-logger = logging.getLogger(__name__)
+# The draft's own features as scores, with the sign that makes larger better.
+BASELINES = {"entropy": -1, "top_probability": 1, "probability": 1}
+# SPRINTER's tau, for which its rates are reported.
+VERIFIER_THRESHOLD = 0.5
 
 
 def train_and_describe(config: TrainConfig) -> tuple[str, dict[str, Any]]:
@@ -38,112 +36,88 @@ def run_training(config: TrainConfig) -> HeadInfo:
         raise UserError(
             f"--output {output} already contains a head: use another folder, or --overwrite to replace it"
         )
-    training, evaluation = _open(config)
-    device = local_device(config.device)
+    examples = open_examples(config.data, config.kind)
+    training, evaluation = split_rows(examples, config.validation_share, config.seed)
     try:
         output.mkdir(parents=True, exist_ok=True)
         (output / INFO_NAME).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"--output {output} cannot be written: {error}") from error
-    if config.kind == "acceptance":
-        label = f"w_rej {config.rejected_weight:g}, D {config.depth}"
-        trained = {label: _train(config, config.max_ratio, training, evaluation, device, label)}
-    else:
-        # SPRINTER's figure compares a verifier per ratio; only the wanted one is kept.
-        assert config.max_ratio is not None
-        ratios = sorted({*MAX_RATIOS, config.max_ratio})
-        labels = {ratio: f"λ {ratio:g}" for ratio in ratios}
-        trained = {
-            labels[ratio]: _train(config, ratio, training, evaluation, device, labels[ratio])
-            for ratio in ratios
-        }
-        label = labels[config.max_ratio]
-    return _write(config, label, trained, training, evaluation)
-
-
-def _open(config: TrainConfig) -> tuple[ExampleSet, ExampleSet]:
-    """The examples for training and for evaluation."""
-    examples = open_examples("--data", config.data, config.kind)
-    if config.eval_data is None:
-        assert config.validation_share is not None
-        return split_rows(examples, config.validation_share, config.seed)
-    evaluation = open_examples("--eval_data", config.eval_data, config.kind)
-    if evaluation.draft.fingerprint != examples.draft.fingerprint:
-        raise UserError(
-            f"--eval_data {config.eval_data} was collected with the draft {evaluation.draft.name}, and "
-            f"--data {config.data} with {examples.draft.name}: a head works with one draft only"
-        )
-    if evaluation.hidden_state != examples.hidden_state:
-        raise UserError(
-            f"--eval_data {config.eval_data} was collected with --hidden_state {evaluation.hidden_state}, "
-            f"and --data {config.data} with {examples.hidden_state}: a head reads one of them"
-        )
-    return examples, evaluation
-
-
-def _train(
-    config: TrainConfig,
-    max_ratio: float | None,
-    training: ExampleSet,
-    evaluation: ExampleSet,
-    device: torch.device,
-    label: str,
-) -> Trained:
-    objective = _objective(config, max_ratio)
+    hidden_size = training.draft.hidden_size
     with reproducible(config.seed):
         head = TokenHead(
-            training.draft.hidden_size,
+            hidden_size,
             config.depth or 0,
             uses_features=config.uses_features,
             hidden_state=training.hidden_state,
-        ).to(device)
-        history = train_head(head, training, evaluation, objective, config, label=label)
-    labels_M = objective.labels(evaluation, slice(None)).astype(float)
-    return Trained(head, objective, history, estimate(head, evaluation), labels_M)
-
-
-def _objective(config: TrainConfig, max_ratio: float | None) -> Objective:
-    """SpecDec++'s labels min(1, P/Q), or SPRINTER's: 1 where Q/P is at most ``max_ratio``."""
-    if config.kind == "acceptance":
-        assert config.accepted_weight is not None and config.rejected_weight is not None
-        return Objective(
-            labels=lambda examples, rows: examples.column("acceptance", rows),
-            accepted_weight=config.accepted_weight,
-            rejected_weight=config.rejected_weight,
-        )
-    return Objective(
-        labels=lambda examples, rows: (examples.column("ratio", rows) <= max_ratio).astype(np.float32)
-    )
-
-
-def _write(
-    config: TrainConfig, label: str, trained: dict[str, Trained], training: ExampleSet, evaluation: ExampleSet
-) -> HeadInfo:
-    output = Path(config.output)
-    kept = trained[label]
-    # One per verifier; for an acceptance head, its own and those of the draft's features.
-    curves = {name: each.curve for name, each in trained.items()}
-    if config.kind == "acceptance":
-        curves |= baseline_curves(evaluation, kept.labels_M)
-    plot_curves({f"{name}, " if len(trained) > 1 else "": each.history for name, each in trained.items()},
-                output / "curves.png")  # fmt: skip
-    plot_calibration(calibration(sigmoid(kept.logits_M), kept.labels_M), label, output / "calibration.png")
-    plot_roc(curves, output / "roc.png")
-    metrics = head_metrics(config.kind, kept, training, evaluation)
-    if config.kind == "verifier":
-        metrics["auc_per_max_ratio"] = {name: curves[name].auc for name in trained}
+        ).to(local_device(config.device))
+        history = train_head(head, training, evaluation, objective_of(config), config)
+    rate, epochs = config.pace(len(training), hidden_size)
     info = HeadInfo(
         kind=config.kind,
-        depth=len(kept.head.residuals),
-        hidden_size=training.draft.hidden_size,
+        depth=len(head.residuals),
+        hidden_size=hidden_size,
         draft=training.draft,
-        weights_sha256=save_weights(kept.head, output),
+        weights_sha256=save_weights(head, output),
         max_ratio=config.max_ratio,
         uses_features=config.uses_features,
         hidden_state=training.hidden_state,
         data={"training": training.description(), "evaluation": evaluation.description()},
-        options=config.training_options() | asdict(config.pace(len(training), training.draft.hidden_size)),
-        metrics=metrics | {"history": vars(kept.history)},
+        options=config.training_options() | {"learning_rate": rate, "epochs": epochs},
+        metrics=head_metrics(config, head, training, evaluation) | {"history": vars(history)},
     )
     info.write(output)
     return info
+
+
+def objective_of(config: TrainConfig) -> Objective:
+    """SpecDec++'s labels min(1, P/Q), or SPRINTER's: 1 where Q/P is at most ``max_ratio``."""
+    if config.kind == "acceptance":
+        assert config.accepted_weight is not None and config.rejected_weight is not None
+        return Objective(
+            labels=lambda examples: examples.column("acceptance"),
+            accepted_weight=config.accepted_weight,
+            rejected_weight=config.rejected_weight,
+        )
+    assert config.max_ratio is not None
+    max_ratio = config.max_ratio
+    return Objective(labels=lambda examples: (examples.column("ratio") <= max_ratio).astype(np.float32))
+
+
+def head_metrics(
+    config: TrainConfig, head: TokenHead, training: ExampleSet, evaluation: ExampleSet
+) -> dict[str, Any]:
+    """Figures for the head's file, on the held-out rows unless their name says training."""
+    objective = objective_of(config)
+    training_logits_M, training_labels_M = estimate(head, training), objective.labels(training)
+    logits_M, labels_M = estimate(head, evaluation), objective.labels(evaluation).astype(float)
+    estimates_M = sigmoid(logits_M)
+    rates: dict[str, Any] = {}
+    if config.kind == "verifier":
+        is_approved_M = estimates_M >= VERIFIER_THRESHOLD
+        rates = {
+            "threshold": VERIFIER_THRESHOLD,
+            "true_positive_rate": _share(is_approved_M[labels_M == 1]),
+            "false_positive_rate": _share(is_approved_M[labels_M == 0]),
+        }
+    return {
+        "num_training_examples": len(training_logits_M),
+        "num_examples": len(logits_M),
+        "mean_label": float(labels_M.mean()),
+        "mean_estimate": float(estimates_M.mean()),
+        "training_loss": objective.mean_loss(training_logits_M, training_labels_M),
+        "loss": objective.mean_loss(logits_M, labels_M),
+        "training_kl": binary_kl(training_logits_M, training_labels_M),
+        "kl": binary_kl(logits_M, labels_M),
+        "calibration_error": calibration_error(estimates_M, labels_M),
+        "auc": area_under_curve(logits_M, labels_M),
+        "baseline_auc": {
+            name: area_under_curve(sign * evaluation.column(name), labels_M)
+            for name, sign in BASELINES.items()
+        },
+        **rates,
+    }
+
+
+def _share(flags_M: np.ndarray) -> float | None:
+    return float(flags_M.mean()) if len(flags_M) else None

@@ -45,9 +45,6 @@ def test_prompts_are_exported_and_a_run_is_scored(tasks) -> None:
         }
     }
     assert "toy_sums: exact_match, number" in text
-    path = run / "evaluation" / "lm_eval" / "rows.arrow"
-    rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all().to_pydict()
-    assert rows["value"] == [1.0, 1.0, 0.0] and rows["doc_id"] == [0, 1, 2]
     refuse_other_options(tasks, inputs, answers)
 
 

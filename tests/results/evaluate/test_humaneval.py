@@ -76,17 +76,14 @@ def test_samples_of_a_prompt_give_pass_at_k(tmp_path) -> None:
         evaluate(path, k=[4], overwrite=True, **ALLOWED)
 
 
-@pytest.mark.parametrize("column", ["messages", "problem", None])
-def test_the_problem_of_a_chat_answer_is_found(tmp_path, column) -> None:
-    """In the prompt that a template has made, in a column, or nowhere: then its import is missing."""
-    value = [{"role": "user", "content": "Complete"}] if column == "messages" else PROMPTS[0].strip()
-    inputs = {"test": TESTS[:1], "entry_point": NAMES[:1], **({column: [value]} if column else {})}
+@pytest.mark.parametrize("has_problem", [True, False])
+def test_the_problem_of_a_chat_answer_is_found(tmp_path, has_problem) -> None:
+    """In the prompt that a template has made, or nowhere: then its import is missing."""
+    inputs = {"test": TESTS[:1], "entry_point": NAMES[:1], "messages": [[{"role": "user", "content": "?"}]]}
     answer = "```python\ndef double(numbers: List[int]):\n    return [2 * n for n in numbers]\n```"
-    prompt = f"<user>Complete:\n{PROMPTS[0]}<assistant>" if column == "messages" else "<user>...<assistant>"
+    prompt = f"<user>Complete:\n{PROMPTS[0] if has_problem else '...'}<assistant>"
     path = merged_file(tmp_path / "run.arrow", inputs, [{"completion": answer, "prompt": prompt}])
-    text, document = evaluate(path, **ALLOWED)
-    assert document["metrics"]["pass@1"]["value"] == (column is not None)
-    assert f"problems: the column {'problem' if column == 'problem' else 'prompt'}" in text
+    assert evaluate(path, **ALLOWED)[1]["metrics"]["pass@1"]["value"] == has_problem
 
 
 def test_code_is_run_only_with_the_users_consent(tmp_path) -> None:

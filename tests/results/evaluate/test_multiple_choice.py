@@ -14,25 +14,6 @@ from tests.results.evaluate.files import merged_file
 COLOURS = ["red", "blue", "green", "grey"]
 NUMBERS = ["1", "0", "2", "30"]
 OPTIONS = {"reference_column": "answer", "choices_column": "options"}
-FORMS = {
-    "b)": "B",
-    " (C) because of A": "C",
-    "**B.** Water": "B",
-    "The answer is **(b)**.": "B",
-    "I first thought the answer is A. But the answer is C.": "C",
-    "Answer: B\n\nQuestion: which?\nAnswer: C": "B",
-    r"So $\boxed{\text{C}}$, not D": "C",
-    "The sky is blue, of course": "B",
-    "red or blue": None,
-    "The answer is a river": None,
-    "Washington D.C.": None,
-    "": None,
-}
-
-
-@pytest.mark.parametrize("answer", FORMS)
-def test_the_chosen_letter_is_found(answer) -> None:
-    assert chosen_letter(answer, COLOURS, 4) == FORMS[answer]
 
 
 def test_a_choice_may_be_named_by_its_text() -> None:

@@ -49,7 +49,6 @@ def test_every_command_of_the_section_runs(command, generated, monkeypatch) -> N
     if config.against is not None:
         # Greedy: the first sample of every prompt equals that of the run without a draft.
         assert document["identity"]["num_rows"] == document["identity"]["num_identical"] == 6
-        assert document["identity"]["expectation"].startswith("the same tokens")
 
 
 def test_prompts_of_the_harness_are_generated_and_scored(generated, tasks, monkeypatch) -> None:

@@ -11,11 +11,11 @@ from tests.results.report.synthetic import SyntheticRun, write_run
 
 KINDS = {
     "plain": SyntheticRun(),
-    "longer": SyntheticRun(num_draft_tokens=7, num_replicas=2, is_traced=False),
+    "longer": SyntheticRun(num_draft_tokens=7, num_replicas=2),
     "lossy": SyntheticRun(is_exact=False, num_draft_tokens=8, num_error_rows=2, world_size=1),
     "unfinished": SyntheticRun(num_finished=2),
-    "alone": SyntheticRun(has_draft=False, is_traced=False, world_size=1),
-    "failed": SyntheticRun(num_error_rows=6, is_traced=False),
+    "alone": SyntheticRun(has_draft=False, world_size=1),
+    "failed": SyntheticRun(num_error_rows=6),
 }
 
 

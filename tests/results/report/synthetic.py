@@ -1,8 +1,7 @@
-"""Run folders without any model: rows of coins that the draft wins or loses, and the statistics of that."""
+"""Run folders without any model: rows whose statistics are known."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,18 @@ import yaml
 from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats.rows import RowResult, shard_table
+from specdist.data.stats.rows import shard_table
 from specdist.data.stats.shard import Stats
-from specdist.data.stats.traces import TracedToken, trace_table
+from tests.data.samples import row_result
 
 MS = 1_000_000
 NUM_TOKENS = 40
 BEGIN_UNIX_NS = 1_700_000_000 * 10**9
-BAD_PROMPT = "<script>document.title = 'taken over'</script> & more"
-BAD_REASON = "the prompt has <b>9000</b> tokens"
+FAILED = {
+    "finish_reason": "error", "error": "the prompt has <b>9000</b> tokens", "completion_ids": (),
+    "completion": "", "num_completion_tokens": 0,
+}  # fmt: skip
+COMPLETED = {"completion_ids": (7,) * NUM_TOKENS, "num_completion_tokens": NUM_TOKENS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,6 @@ class SyntheticRun:
     rows_per_shard: int = 6
     num_draft_tokens: int = 4
     is_exact: bool = True
-    is_traced: bool = True
     has_draft: bool = True
     num_error_rows: int = 0
     num_replicas: int = 1
@@ -56,7 +57,7 @@ def _config(run: SyntheticRun) -> dict[str, Any]:
         "num_draft_tokens": run.num_draft_tokens,
         "overlap": "synchronous",
         "acceptance": "rejection", "temperature": 0.7, "max_new_tokens": NUM_TOKENS, "stop": [],
-        "rows_per_shard": run.rows_per_shard, "trace": run.is_traced,
+        "rows_per_shard": run.rows_per_shard,
     }  # fmt: skip
 
 
@@ -78,83 +79,40 @@ def _manifest(run: SyntheticRun) -> Manifest:
 
 
 def _finish_shard(folder: RunFolder, shard: int, run: SyntheticRun) -> None:
-    generator = random.Random(shard)
-    stats, results = Stats(), []
-    for row in range(run.rows_per_shard):
-        row_id = shard * run.rows_per_shard + row
-        if row < run.num_error_rows:
-            results.append(error_row(row_id))
-        else:
-            results.append(coin_row(row_id, generator, stats, run))
-    stats.num_rows = run.rows_per_shard
-    stats.num_error_rows = run.num_error_rows
-    stats.num_completions = run.rows_per_shard - run.num_error_rows
-    stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
-    stats.num_prompt_tokens = 9 * stats.num_completions
-    if stats.num_completions:
-        _add_times(stats, shard, generator, run)
-    inputs = pa.table({"reference": [f"reference {row}" for row in range(run.rows_per_shard)]})
-    table = shard_table(
-        inputs, results, first_row=shard * run.rows_per_shard, num_samples=1, is_exact=run.is_exact
+    first, num_completions = shard * run.rows_per_shard, run.rows_per_shard - run.num_error_rows
+    rows = range(first, first + run.rows_per_shard)
+    results = [
+        row_result(row, 0, **(FAILED if row - first < run.num_error_rows else COMPLETED)) for row in rows
+    ]
+    stats = Stats(
+        num_rows=run.rows_per_shard,
+        num_error_rows=run.num_error_rows,
+        num_completions=num_completions,
+        num_completion_tokens=NUM_TOKENS * num_completions,
     )
-    trace = trace_table((result.row_id, 0, result.trace) for result in results) if run.is_traced else None
+    if num_completions:
+        _add_rounds(stats, shard, run)
+    inputs = pa.table({"reference": [f"reference {row}" for row in rows]})
+    table = shard_table(inputs, results, first_row=first, num_samples=1, is_exact=run.is_exact)
     document = {
         "exact": run.is_exact,
         "replica": f"replica-{shard % run.num_replicas}",
         **stats.to_json(),
     }
-    folder.finish_shard(shard, table, document, trace)
+    folder.finish_shard(shard, table, document)
 
 
-def coin_row(row_id: int, generator: random.Random, stats: Stats, run: SyntheticRun) -> RowResult:
-    """A completion: its first token from the prompt's pass, then round after round."""
-    num_tokens, round_, trace = 1, 0, []
-    while num_tokens < NUM_TOKENS:
-        round_ += 1
-        room = NUM_TOKENS - num_tokens - 1
-        num_drafted = min(run.num_draft_tokens, room) if run.has_draft else 0
-        entropies = [generator.uniform(0, 3) for _ in range(num_drafted)]
-        num_accepted = 0
-        while num_accepted < num_drafted and generator.random() < chance(entropies[num_accepted]):
-            num_accepted += 1
-        trusted = num_accepted if not run.is_exact else 0
+def _add_rounds(stats: Stats, shard: int, run: SyntheticRun) -> None:
+    """Blocks of every accepted length, and their times; a replica's shards one after the other."""
+    num_drafted = run.num_draft_tokens if run.has_draft else 0
+    for block in range(20 + shard):
+        num_accepted = block % (num_drafted + 1)
+        trusted = 0 if run.is_exact else num_accepted
         stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted, num_trusted=trusted)
-        trace += [
-            TracedToken(
-                round_, depth, num_tokens + depth, 7, entropy, 1 - entropy / 4, 1 - entropy / 5,
-                chance(entropy), depth <= num_accepted, depth < num_accepted,
-            )
-            for depth, entropy in enumerate(entropies)
-        ]  # fmt: skip
-        num_tokens += num_accepted + 1
-    return RowResult(
-        row_id=row_id, sample_index=0, prompt=f"prompt {row_id}", completion="text",
-        completion_ids=(7,) * num_tokens, finish_reason="length", error=None, num_prompt_tokens=9,
-        num_completion_tokens=num_tokens, num_spec_steps=round_, num_draft_tokens=len(trace),
-        num_accepted_draft_tokens=num_tokens - round_ - 1, trace=tuple(trace),
-    )  # fmt: skip
-
-
-def chance(entropy: float) -> float:
-    """Of a token to be accepted."""
-    return 0.95 - 0.2 * entropy
-
-
-def error_row(row_id: int) -> RowResult:
-    return RowResult(
-        row_id=row_id, sample_index=0, prompt=BAD_PROMPT, completion="", completion_ids=(),
-        finish_reason="error", error=BAD_REASON, num_prompt_tokens=0, num_completion_tokens=0,
-        num_spec_steps=0, num_draft_tokens=0, num_accepted_draft_tokens=0,
-    )  # fmt: skip
-
-
-def _add_times(stats: Stats, shard: int, generator: random.Random, run: SyntheticRun) -> None:
-    """Passes of four rows each, and what they took; a replica's shards one after the other."""
-    for _ in range(stats.num_row_steps // 4 + 1):
-        stats.observe_target_pass(num_tokens=20, time_ns=int(20 * MS * generator.uniform(0.9, 1.1)))
+        stats.observe_target_pass(num_tokens=20, time_ns=20 * MS)
     if run.has_draft:
-        stats.observe_draft_passes([4] * (stats.num_draft_tokens // 4 + generator.randrange(1, 40)))
-        stats.draft_ns.draft = int(4 * MS * stats.num_draft_passes * generator.uniform(0.9, 1.1))
+        stats.observe_draft_passes([4] * 20)
+        stats.draft_ns.draft = 80 * MS
         stats.num_messages = 3 * stats.num_target_passes
     stats.target_ns.verify = sum(stats.target_pass_ns_per_size.values())
     stats.target_ns.prefill, stats.target_ns.host = 30 * MS, 20 * MS

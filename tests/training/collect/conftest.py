@@ -30,6 +30,5 @@ def acceptance(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def verifier(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("verifier") / "data"
-    kind = {"kind": "verifier", "reference_column": "reference"}
-    assert run_here(main, **options, **kind, output=output).totals["num_rows"] == 24
+    assert run_here(main, **options, kind="verifier", output=output).totals["num_rows"] == 24
     return output

@@ -104,34 +104,11 @@ def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path)
     assert abs(sum(found) - sum(means)) < 3.5 * sum(variances) ** 0.5
 
 
-def test_without_mixing_every_drafted_token_follows_the_targets_own_tokens(
-    pair: Pair, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """``--token_mixing 1``: the drafted tokens are run beside the sequence, each in a branch."""
-    output = tmp_path / "data"
-    assert run_here(main, **options, kind="acceptance", token_mixing=1, limit=5, output=output).code == 0
-    plain, data = PlainPair(pair, **FILTERED), read_output(output)
-    for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
-        examples = examples_of(data, row_id)
-        assert len(examples) == len(response_ids)
-        plain.check_distributions(examples, prompt_ids + response_ids)
-        check_branches(plain, examples, prompt_ids + response_ids)
-
-
-def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -> None:
-    """Hidden states of the drafted tokens, each right after its prefix."""
-    rows = zip(examples["position"].to_pylist(), examples["token_id"].to_pylist(), strict=True)
-    expected = [plain.hidden([*token_ids[:place], token])[-1] for place, token in rows]
-    np.testing.assert_allclose(hidden_of(examples), np.stack(expected), **HALF_TOLERANCE)
-
-
-@pytest.mark.parametrize("hidden_state", [None, "own"])
 def test_verifier_examples_are_those_of_plain_forwards(
-    hidden_state: str | None, pair: Pair, options: dict[str, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """All four kinds, equally many of each, after the texts that were written; by default with the states
-    that the tokens were drawn from."""
+    pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All four kinds, equally many of each, after the texts that were written, with the states that the
+    tokens were drawn from."""
     texts: list[Text] = []
 
     def noted(*arguments: Any, **named: Any) -> list[Text]:
@@ -141,7 +118,7 @@ def test_verifier_examples_are_those_of_plain_forwards(
 
     monkeypatch.setattr(run, "verifier_texts", noted)
     output = tmp_path / "data"
-    chosen = {"kind": "verifier", "hidden_state": hidden_state, "limit": 3, "output": output}
+    chosen = {"kind": "verifier", "limit": 3, "output": output}
     assert run_here(main, **options, **chosen).code == 0
     plain, data = PlainPair(pair, **FILTERED), read_output(output)
     assert len({text.row_id for text in texts}) == 3 and len(texts) == 12
@@ -149,9 +126,6 @@ def test_verifier_examples_are_those_of_plain_forwards(
         examples = examples_of(data, text.row_id, text.kind)
         assert examples["position"].to_pylist() == text.places_N.tolist()
         plain.check_distributions(examples, text.token_ids)
-        if hidden_state == "own":
-            check_branches(plain, examples, text.token_ids)
-            continue
         expected = plain.hidden(text.token_ids)[text.places_N - 1]
         np.testing.assert_allclose(hidden_of(examples), expected, **HALF_TOLERANCE)
 

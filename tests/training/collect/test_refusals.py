@@ -28,11 +28,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "fragments"),
     [
         ({"kind": "verifier", "token_mixing": 0.5}, ["--token_mixing 0.5", "--kind verifier"]),
-        ({"kind": "acceptance", "reference_column": "reference"}, ["--reference_column reference"]),
-        (
-            {"kind": "verifier", "reference_column": "answer"},
-            ["--reference_column answer", "prompt, ref"],
-        ),
+        ({"kind": "acceptance", "token_mixing": 1}, ["--token_mixing 1"]),
     ],
 )
 def test_options_without_meaning_are_refused(

@@ -74,7 +74,7 @@ def test_three_ranks_collect_what_one_does(options: dict[str, Any], verifier: Pa
     """Two ranks share the target and its vocabulary, the third draws; killed on the way, after which the
     first draws itself."""
     output, gate = tmp_path / "data", Gate(tmp_path / "gate")
-    options = options | {"kind": "verifier", "reference_column": "reference", "tp_size": 2, "output": output}
+    options = options | {"kind": "verifier", "tp_size": 2, "output": output}
     with started_ranks(3, main, gate, **options) as ranks:
         gate.let_through(lambda: num_complete(output) >= 1, ranks.is_running)
         assert ranks.is_running(), "the job ended before it could be killed"

@@ -9,13 +9,12 @@ import numpy as np
 from specdist.training.collect.texts import NUM_STRETCHES, RowTexts, Text, stretch_lengths, verifier_texts
 
 STOP = 9
-PROMPT = [1, 2, 3]
+PROMPT = [1, 2, 3, 4, 4, 4, 4]
 
 
 def texts_of(row_id: int = 0, *, max_seq_len: int = 100, **changes: object) -> dict[str, Text]:
     row = {
         "prompt_ids": PROMPT,
-        "original_ids": [*PROMPT, 4, 4, 4, 4],
         "draft_ids": [5] * 8,
         "target_ids": [6] * 9 + [STOP],
         "mixed_ids": [5, 5, 6, 6, 6, 6, 5, 5, 5],
@@ -35,26 +34,26 @@ def places(text: Text) -> list[int]:
 
 
 def test_every_kind_gives_as_many_positions_as_the_shortest_has() -> None:
-    """The original has places 1 to 7, and so have the mixed one's tokens of both: 6 to 12."""
+    """The original has places 1 to 7, and so have the mixed one's tokens of both: 10 to 16."""
     texts = texts_of()
     assert places(texts["original"]) == list(range(1, 8))
-    assert places(texts["mixed"]) == list(range(6, 13))
-    for kind, last in (("draft", 11), ("target", 12)):
+    assert places(texts["mixed"]) == list(range(10, 17))
+    for kind, last in (("draft", 15), ("target", 16)):
         found = places(texts[kind])
         # Its own first token is in every prefix, and nothing is drafted after the stop token.
-        assert len(set(found)) == 7 and found == sorted(found) and found[0] >= 4 and found[-1] <= last
+        assert len(set(found)) == 7 and found == sorted(found) and found[0] >= 8 and found[-1] <= last
 
 
 def test_positions_are_drawn_uniformly() -> None:
     """Over rows every place of the target's text is taken as often: 7 of 9, in 400 rows 311 times, ± 4 σ."""
     counts = Counter(place for row_id in range(400) for place in places(texts_of(row_id)["target"]))
-    assert sorted(counts) == list(range(4, 13))
+    assert sorted(counts) == list(range(8, 17))
     assert all(abs(count - 311) < 34 for count in counts.values())
 
 
 def test_no_position_is_taken_at_the_end_of_the_longest_sequence() -> None:
-    for text in texts_of(max_seq_len=9).values():
-        assert text.num_context <= 8
+    for text in texts_of(max_seq_len=13).values():
+        assert text.num_context <= 12
 
 
 def test_a_row_that_lacks_positions_of_one_kind_is_left_out() -> None:

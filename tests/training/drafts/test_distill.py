@@ -154,18 +154,6 @@ def test_two_ranks_share_the_training(finished: Path, tmp_path: Path) -> None:
     assert max(entry["step"] for entry in history) <= 4 * -(-shown["num_training_sequences"] // 8)
 
 
-def test_the_first_layers_of_the_target_are_a_draft(
-    options: dict[str, Any], finished: Path, tmp_path: Path
-) -> None:
-    shown = distilled(finished, tmp_path / "draft", layers=1)
-    assert shown["acceptance_after"] > shown["acceptance_before"]
-    assert json.loads((tmp_path / "draft" / "config.json").read_text())["num_hidden_layers"] == 1
-    ended = run_here(**options | {"draft": tmp_path / "draft", "limit": 4}, output=tmp_path / "run")
-    assert ended.totals["draft_acceptance_rate"] > 0
-    other = run_here(main, **FAST, run=finished, layers=2, new_draft=tmp_path / "other")
-    refused(other, "--layers 2 must be less than the 2 layers of --target")
-
-
 def test_an_unfinished_run_goes_on_with_the_new_draft_and_the_tokens_of_one_draft(
     options: dict[str, Any], noisy: Path, tmp_path: Path
 ) -> None:
@@ -196,7 +184,6 @@ def test_an_unfinished_run_goes_on_with_the_new_draft_and_the_tokens_of_one_draf
         ({"draft": "ngram"}, "--draft ngram cannot be trained: name the folder"),
         ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
         ({"prompt_rows": 5}, "--prompt_rows 5 needs --teacher target"),
-        ({"layers": 1, "draft": "small"}, "--layers 1 starts from the target, and --draft small is another"),
         ({"draft": "same", "new_draft": "same"}, "--new_draft same is a folder that is read: give another"),
         ({"run": "nothing"}, "--run nothing holds no run: generate one"),
     ],

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.training.drafts import own_texts
-from specdist.training.drafts.data import IGNORED, Examples, _example, collate
+from specdist.training.drafts import trainer
+from specdist.training.drafts.data import IGNORED, Examples, collate, example
 from tests.job.pair import Pair
 
 NUM_TOKENS, VOCAB_SIZE = 12, 250
@@ -24,7 +24,7 @@ def draft(pair: Pair) -> PreTrainedModel:
 @pytest.fixture
 def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A temperature at which the likeliest token is drawn."""
-    monkeypatch.setattr(own_texts, "LEAST_TEMPERATURE", 1e-5)
+    monkeypatch.setattr(trainer, "LEAST_TEMPERATURE", 1e-5)
 
 
 def prompts() -> list[list[int]]:
@@ -34,11 +34,11 @@ def prompts() -> list[list[int]]:
 
 def written(draft: PreTrainedModel, **changes: Any) -> list[list[int]]:
     """Texts after each prompt, in a batch that has a completion, too."""
-    batch = collate([_example([*range(9)], 4, 0), *(_example(ids, 0, 0) for ids in prompts())])
+    batch = collate([example([*range(9)], 4), *(example(ids, 0) for ids in prompts())])
     kinds: dict[str, Any] = {
         "temperature": 0.0, "vocab_size": VOCAB_SIZE, "num_tokens": NUM_TOKENS, "seeds": [0, 1]
     }  # fmt: skip
-    found = own_texts.with_own_texts(batch, draft, **kinds | changes)["labels"]
+    found = trainer.with_own_texts(batch, draft, **kinds | changes)["labels"]
     labels = [labels_L[labels_L != IGNORED].tolist() for labels_L in found]
     assert labels[0] == [4, 5, 6, 7, 8]
     for ids, label in zip(prompts(), labels[1:], strict=True):
@@ -81,6 +81,6 @@ def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(
 
 
 def test_completions_stay_a_quarter_of_the_sequences() -> None:
-    completion, prompt = _example([1, 2], 1, 0), _example([1, 2], 0, 0)
+    completion, prompt = example([1, 2], 1), example([1, 2], 0)
     learned = Examples([completion], [], [prompt] * 11).learned
     assert sum(int(each["labels"][0] == IGNORED) for each in learned) == 4 and len(learned) == 15

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from specdist.results.evaluate.config import GSM8K, EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Scores
+from specdist.results.evaluate.scores import Scoring
 from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
 from specdist.results.evaluate.tasks.writing import ANSWER, EXPRESSION, IS, SCALE, START, plain, value
 
@@ -33,14 +34,10 @@ HEADING = re.compile(r"[.):]+[*_]*[ \t]+\S|[ \t]*[A-Z][a-z]")
 ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 
 
-def score_gsm8k(completions: Completions, config: EvaluateConfig) -> Scores:
-    column = gsm8k_column(completions, config)
-    return score_texts(completions, column, score_answer, cut_at=config.cut_at)
-
-
-def gsm8k_column(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of correct answers. Raises :class:`UserError` if there is none."""
-    return reference_column(completions, config.reference_column, GSM8K, "final_answer")
+def gsm8k(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Raises :class:`UserError` if there is no column of correct answers."""
+    column = reference_column(completions, config, "final_answer")
+    return partial(score_texts, completions, config, column, score_answer)
 
 
 def score_answer(answer: str, references: list[str], row: Mapping[str, Any]) -> RowScore:

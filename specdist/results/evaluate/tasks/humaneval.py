@@ -10,42 +10,59 @@ import re
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from specdist.results.evaluate.config import HUMANEVAL, EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Metric, Scores
-from specdist.results.evaluate.tasks.sandbox import PASSED, Limits, check_sandbox, run_programs
-from specdist.results.evaluate.tasks.texts import (
+from specdist.results.evaluate.scores import (
     ERROR,
     IDENTITY_COLUMNS,
-    answer_columns,
-    answer_of,
+    Metric,
+    Scores,
+    Scoring,
     identity_columns,
-    num_only_thinking,
 )
+from specdist.results.evaluate.tasks.sandbox import PASSED, check_sandbox, run_programs
+from specdist.results.evaluate.tasks.texts import answer_columns, answer_of, num_only_thinking
 from specdist.utils.errors import UserError
 
 NOT_RUN = "not run"
 
 
-def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
-    """Run every completion as a program."""
-    source, problem_of = problems_of(completions)
-    names = [*IDENTITY_COLUMNS, *answer_columns(completions), "test", "entry_point", source]
+def humaneval(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """Run every completion as a program. Raises :class:`UserError` for missing columns, for k above the
+    number of samples, and if no program can be run."""
+    completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {config.task}"))
+    # The number of samples of every prompt.
+    counts_P = np.unique(completions.table["row_id"].to_numpy(), return_counts=True)[1]
+    tries = _tries(config.k, counts_P)
+    check_sandbox()
+    return partial(_score, completions, config, counts_P, tries)
+
+
+def _score(
+    completions: Completions, config: EvaluateConfig, counts_P: np.ndarray, tries: Sequence[int]
+) -> Scores:
+    settings = {} if completions.manifest is None else completions.manifest.fingerprint
+    is_chat = (settings.get("messages_column") or "messages") in completions.table.column_names
+    names = [*IDENTITY_COLUMNS, *answer_columns(completions), "test", "entry_point"]
     rows = completions.rows(*dict.fromkeys(names))
     answered = [row for row in rows if row["finish_reason"] != ERROR]
-    programs = [program_of(problem_of(row), answer_of(row, config.cut_at), row) for row in answered]
-    outcomes = iter(run_programs(programs, _limits(config)))
+    programs = []
+    for row in answered:
+        # The prompt of a chat has words and a template's markers around the problem.
+        prompt = row["prompt"] or ""
+        problem = problem_code(prompt, row["entry_point"]) if is_chat else prompt
+        programs.append(program_of(problem, answer_of(row, config.cut_at), row))
+    outcomes = iter(run_programs(programs))
     found = [None if row["finish_reason"] == ERROR else next(outcomes) for row in rows]
     ended = [NOT_RUN if each is None else each.outcome for each in found]
     passed = [float(name == PASSED) for name in ended]
     rates = Metric.of([row["row_id"] for row in rows], passed)
-    counts_P = _counts(completions)
     passed_P = np.rint(rates.values_P * counts_P).astype(np.int64)
     return Scores(
         columns={
@@ -54,45 +71,9 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
             "detail": [None if each is None else each.detail for each in found],
             "passed": passed,
         },
-        metrics={
-            f"pass@{k}": Metric(rates.prompt_ids_P, pass_at_k(counts_P, passed_P, k))
-            for k in _tries(config.k, counts_P)
-        },
-        facts={
-            "problem_column": source,
-            "num_only_thinking": num_only_thinking(answered),
-            "outcomes": dict(Counter(ended)),
-        },
+        metrics={f"pass@{k}": Metric(rates.prompt_ids_P, pass_at_k(counts_P, passed_P, k)) for k in tries},
+        facts={"num_only_thinking": num_only_thinking(answered), "outcomes": dict(Counter(ended))},
     )
-
-
-def check_humaneval(completions: Completions, config: EvaluateConfig) -> None:
-    """Raises :class:`UserError` for missing columns, for k above the number of samples, and if no program can
-    be run."""
-    completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {HUMANEVAL}"))
-    _tries(config.k, _counts(completions))
-    check_sandbox(_limits(config))
-
-
-def _limits(config: EvaluateConfig) -> Limits:
-    return Limits(wall_s=config.time_limit_s, memory_bytes=config.memory_limit_mib * 2**20)
-
-
-def _counts(completions: Completions) -> np.ndarray:
-    """The number of samples of every prompt, int64 [P]."""
-    return np.unique(completions.table["row_id"].to_numpy(), return_counts=True)[1]
-
-
-def problems_of(completions: Completions) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
-    """The column that holds the problems, and what takes one from a row: a column ``problem``, else the
-    prompt; that of a chat has words and a template's markers around the problem."""
-    names = completions.table.column_names
-    settings = {} if completions.manifest is None else completions.manifest.fingerprint
-    if "problem" in names:
-        return "problem", lambda row: (row["problem"] or "").rstrip("\n") + "\n"
-    if (settings.get("messages_column") or "messages") in names:
-        return "prompt", lambda row: problem_code(row["prompt"] or "", row["entry_point"])
-    return "prompt", lambda row: row["prompt"] or ""
 
 
 def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np.ndarray:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.results.evaluate.config import MULTIPLE_CHOICE, EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Scores
+from specdist.results.evaluate.scores import Scoring
 from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
 from specdist.results.evaluate.tasks.writing import ANSWER, IS, LETTER, SPACED, half_width
 from specdist.utils.errors import UserError
@@ -64,11 +65,18 @@ LISTED = re.compile(
 )
 
 
-def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> Scores:
-    """The reference is a letter or, with ``--choices_column``, also a choice's text or number from 0."""
-    column = check_multiple_choice(completions, config)
-    choices_column = config.choices_column
-    others = [] if choices_column is None else [choices_column]
+def multiple_choice(completions: Completions, config: EvaluateConfig) -> Scoring:
+    """The reference is a letter or, with ``--choices_column``, also a choice's text or number from 0. Raises
+    :class:`UserError` if its column or that of the choices is missing, or the choices are no lists."""
+    column, choices_column = reference_column(completions, config), config.choices_column
+    if choices_column is not None:
+        completions.check_columns({choices_column: "--choices_column"})
+        kind = completions.table.schema.field(choices_column).type
+        if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+            raise UserError(
+                f"--choices_column {choices_column} has type {kind}, but must have a list of texts in every "
+                "row, in the order of the letters"
+            )
     values = [value for each in completions.table[column].to_pylist() for value in _values(each)]
     # Where all are letters, a choice with the text "A" does not make one of them a text.
     are_letters = all(_letter(value) for value in values)
@@ -83,21 +91,8 @@ def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> S
         letter = chosen_letter(answer, choices, len(choices) or num_letters)
         return {"accuracy": float(letter is not None and letter in rights)}, {"answer": letter}
 
-    return score_texts(completions, column, score, cut_at=config.cut_at, others=others)
-
-
-def check_multiple_choice(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of correct answers. Raises :class:`UserError` if it or that of the choices is missing, or
-    the choices are no lists."""
-    if config.choices_column is not None:
-        completions.check_columns({config.choices_column: "--choices_column"})
-        kind = completions.table.schema.field(config.choices_column).type
-        if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
-            raise UserError(
-                f"--choices_column {config.choices_column} has type {kind}, but must have a list of texts in "
-                "every row, in the order of the letters"
-            )
-    return reference_column(completions, config.reference_column, MULTIPLE_CHOICE)
+    others = [] if choices_column is None else [choices_column]
+    return partial(score_texts, completions, config, column, score, others)
 
 
 def right_letter(reference: Any, choices: Sequence[str], row_id: int, *, are_letters: bool = False) -> str:

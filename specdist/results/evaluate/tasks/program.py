@@ -28,12 +28,8 @@ WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def refuse_in_python(folder: str) -> None:
     """Install an audit hook, which cannot be removed."""
-    allowed, realpath, fsdecode, fspath = (
-        (folder + "/", "/dev/null/"),
-        os.path.realpath,
-        os.fsdecode,
-        os.fspath,
-    )
+    allowed, realpath = (folder + "/", "/dev/null/"), os.path.realpath
+    fsdecode, fspath = os.fsdecode, os.fspath
 
     def hook(event: str, arguments: tuple) -> None:
         if event.startswith(REFUSED_EVENTS):

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from specdist.utils.errors import UserError
 
 PROGRAM = Path(__file__).with_name("program.py")
-MAX_DETAIL_CHARS = 500
+MAX_DETAIL_CHARS, NUM_FILES = 500, 64
 # What almost every program imports: the interpreter's files must be readable.
 PROBE = "import collections, math, re, typing"
 PASSED = "passed"
@@ -41,7 +41,6 @@ class Limits:
     wall_s: float = 10.0
     memory_bytes: int = 2 * 2**30
     file_bytes: int = 16 * 2**20
-    num_files: int = 64
 
     def of_kernel(self) -> list[tuple[int, int]]:
         """The resources that the kernel limits, none above what this process itself may have."""
@@ -49,16 +48,18 @@ class Limits:
             resource.RLIMIT_AS: self.memory_bytes,
             resource.RLIMIT_CPU: int(self.wall_s) + 1,
             resource.RLIMIT_FSIZE: self.file_bytes,
-            resource.RLIMIT_NOFILE: self.num_files,
+            resource.RLIMIT_NOFILE: NUM_FILES,
             resource.RLIMIT_NPROC: 0,
             resource.RLIMIT_CORE: 0,
         }
         own = {which: resource.getrlimit(which)[1] for which in wanted}
-        unlimited = resource.RLIM_INFINITY
         return [
-            (which, most if own[which] == unlimited else min(most, own[which]))
+            (which, most if own[which] == resource.RLIM_INFINITY else min(most, own[which]))
             for which, most in wanted.items()
         ]
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -69,30 +70,28 @@ class Outcome:
     detail: str | None = None
 
 
-def check_sandbox(limits: Limits) -> None:
+def check_sandbox() -> None:
     """Raises :class:`UserError` if a few imports cannot run."""
     if not sys.platform.startswith("linux"):
         raise UserError(f"programs are run on Linux only, and this is {sys.platform}")
-    found = run_program(PROBE, limits)
+    found = run_program(PROBE)
     if found.outcome != PASSED:
         raise UserError(
-            f"a program of a few imports did not finish within {limits.wall_s:g} s and "
-            f"{limits.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail}): raise --time_limit_s or "
-            "--memory_limit_mib"
+            f"a program of a few imports did not finish within {LIMITS.wall_s:g} s and "
+            f"{LIMITS.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail})"
         )
 
 
-def run_programs(programs: Sequence[str], limits: Limits) -> list[Outcome]:
+def run_programs(programs: Sequence[str]) -> list[Outcome]:
     """Run programs, one per core at a time and equal ones once; outcomes are in the programs' order."""
     unique = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = pool.map(lambda program: run_program(program, limits), unique)
-        found = list(tqdm(running, total=len(unique), unit=" programs", disable=None))
+        found = list(tqdm(pool.map(run_program, unique), total=len(unique), unit=" programs", disable=None))
     by_program = dict(zip(unique, found, strict=True))
     return [by_program[program] for program in programs]
 
 
-def run_program(program: str, limits: Limits) -> Outcome:
+def run_program(program: str, limits: Limits = LIMITS) -> Outcome:
     """Run Python source, which passes if its end is reached. Raises RuntimeError if it cannot be started."""
     nonce = secrets.token_hex(16)
     spec = json.dumps({"program": program, "limits": limits.of_kernel(), "nonce": nonce}).encode()

@@ -1,16 +1,15 @@
-"""Completions compared with texts: the part of a completion that is its answer, what all tasks share that
-compare it with the references of its row, and the plainest of them: word for word."""
+"""Completions compared with texts: the part of a completion that is its answer, and what all tasks share that
+compare it with the references of its row."""
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdist.results.evaluate.config import EXACT_MATCH, EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Metric, Scores
+from specdist.results.evaluate.scores import ERROR, IDENTITY_COLUMNS, Metric, Scores, identity_columns
 from specdist.sampling.constraints.thinking import THINKING
 from specdist.utils.errors import UserError
 
@@ -61,21 +60,18 @@ def readings(answer: str) -> list[str]:
     return [answer] if next_question is None else [answer[: next_question.start()], answer]
 
 
-REFERENCE = "reference"
-ERROR = "error"
-# Columns of every result, before the task's.
-IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
 # A function from (answer, references, row) to numbers by metric, and text by name.
 RowScore = tuple[Mapping[str, float], Mapping[str, str | None]]
 RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
 
 
-def reference_column(completions: Completions, wanted: str | None, task: str, *others: str) -> str:
-    """The column ``wanted``, else the first existing one of ``others`` and ``reference``."""
-    names = [wanted] if wanted is not None else [*others, REFERENCE]
+def reference_column(completions: Completions, config: EvaluateConfig, *others: str) -> str:
+    """The column ``--reference_column``, else the first existing one of ``others`` and ``reference``. Raises
+    :class:`UserError` if there is none."""
+    names = [config.reference_column] if config.reference_column is not None else [*others, "reference"]
     found = [name for name in names if name in completions.table.column_names]
     if not found:
-        completions.check_columns({names[-1]: f"--task {task} (--reference_column)"})
+        completions.check_columns({names[-1]: f"--task {config.task} (--reference_column)"})
     return found[0]
 
 
@@ -86,17 +82,11 @@ def as_references(value: Any) -> list[str]:
     return [str(item) for item in whole if item is not None]
 
 
-def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns that every result begins with."""
-    return {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}
-
-
 def score_texts(
     completions: Completions,
+    config: EvaluateConfig,
     column: str,
     scorer: RowScorer,
-    *,
-    cut_at: Sequence[str] | None,
     others: Sequence[str] = (),
 ) -> Scores:
     """Score each row, then take means over prompts.
@@ -112,7 +102,7 @@ def score_texts(
     numbers: dict[str, list[float]] = {}
     texts: dict[str, list[str | None]] = {}
     for row in rows:
-        found, notes = scorer(answer_of(row, cut_at), as_references(row[column]), row)
+        found, notes = scorer(answer_of(row, config.cut_at), as_references(row[column]), row)
         has_failed = row["finish_reason"] == ERROR
         for name, value in found.items():
             numbers.setdefault(name, []).append(0.0 if has_failed else value)
@@ -128,28 +118,3 @@ def score_texts(
             "num_only_thinking": num_only_thinking(rows),
         },
     )
-
-
-WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def score_exact_match(completions: Completions, config: EvaluateConfig) -> Scores:
-    def score(completion: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
-        answer = normalized(completion, config)
-        return {"exact_match": float(answer in [normalized(each, config) for each in references])}, {}
-
-    return score_texts(completions, exact_match_column(completions, config), score, cut_at=config.cut_at)
-
-
-def exact_match_column(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of correct answers. Raises :class:`UserError` if there is none."""
-    return reference_column(completions, config.reference_column, EXACT_MATCH)
-
-
-def normalized(text: str, config: EvaluateConfig) -> str:
-    """The text that is compared: white space never counts, case and punctuation unless they are ignored."""
-    if config.ignore_case:
-        text = text.casefold()
-    if config.ignore_punctuation:
-        text = text.translate(WITHOUT_PUNCTUATION)
-    return " ".join(text.split())
