@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdist.policies.base import HeadKind
 from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
 from specdist.policies.lengths.goodput import Goodput
 from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
 from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, DraftVerify, Svip
-from specdist.policies.options import HeadKind, OptionInfo, options_of
+from specdist.policies.options import OptionInfo, options_of
 from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
 
 TARGET_ONLY = "none"
@@ -45,13 +46,10 @@ OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
     name: options_of(policy) for name, policy in POLICIES.items()
 }
 OPTION_NAMES = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
-# The kind of trained head that policies with a head read; and the policies that need one.
+# The kind of trained head that the policies that need one read.
 HEAD_KINDS: Mapping[str, HeadKind] = {
-    name: policy.head_kind or policy.optional_head
-    for name, policy in POLICIES.items()
-    if policy.head_kind or policy.optional_head
+    name: policy.head_kind for name, policy in POLICIES.items() if policy.head_kind
 }
-HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if policy.head_kind)
 
 
 def owners_of(option: str) -> dict[str, OptionInfo]:

@@ -42,9 +42,7 @@ GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
 # Block lengths follow each row's history.
 WITH_HISTORY: dict[str, Any] = {
     "max_new_tokens": 20,
-    "policy": GammaTune(
-        num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0, length_rate=0.5
-    ),
+    "policy": GammaTune(num_draft_tokens=2, max_draft_tokens=4, length_rate=0.5),
 }
 # torch's own messages, on a GPU and on a CPU.
 COMPLAINTS = [

@@ -150,7 +150,7 @@ def policy_of(case: Case) -> LengthPolicy:
         "confidence": {"max_draft_tokens": cap, "stop_probability": threshold},
         "draft_verify": {"max_draft_tokens": cap, "stop_probability": threshold},
         "svip": {"max_draft_tokens": cap, "stop_root_entropy": 2 * threshold},
-        "adaedl": {"max_draft_tokens": cap, "stop_bound": threshold, "stop_bound_step": 0.2},
+        "adaedl": {"max_draft_tokens": cap, "stop_bound": threshold},
         "gammatune": first,
         "gammatune_plus": {**first, "stop_probability": threshold},
         "specdecpp": {"max_draft_tokens": cap, "stop_threshold": threshold},

@@ -10,7 +10,7 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.registry import HEAD_POLICIES, OPTIONS
+from specdist.policies.registry import HEAD_KINDS, OPTIONS
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Rule, check_options, within
 
@@ -30,7 +30,7 @@ VOCABULARY = Rule(
     f"must be a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",
 )
 # The emulated policies that need no trained head.
-POLICIES = tuple(name for name in OPTIONS if name not in HEAD_POLICIES)
+POLICIES = tuple(name for name in OPTIONS if name not in HEAD_KINDS)
 
 
 @dataclass(kw_only=True)
