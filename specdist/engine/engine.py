@@ -28,7 +28,7 @@ from specdist.engine.request import Completion, FinishReason, Sequence
 from specdist.engine.rounds.faults import MemoryGuard, NonFiniteGuard, mark_without_token
 from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.rounds.stats_recorder import StatsRecorder
-from specdist.engine.rounds.tracing import record_block, record_token_ahead
+from specdist.engine.rounds.tracing import record_block
 from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
@@ -256,7 +256,7 @@ class Engine:
             yield from self._make_known()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(this.ended) + 1)
-            if self._book is None and reply.traced is None:
+            if self._book is None and reply.features_4C is None:
                 candidates = [(block.sequence, block.candidate_ids) for block in this.blocks]
                 this.following = NextRound.foresee(self.scheduler, self._stop_rules, candidates, plan)
             this.verified = verified()
@@ -303,7 +303,7 @@ class Engine:
         """Append each sequence's next token; the blocks of those that it does not end go on."""
         reply, count = this.reply, self._stats_recorder
         blocks = blocks_of(reply, this.plan.decoding, trusts_draft=self._trusts_draft)
-        for index, (block, reason) in enumerate(zip(blocks, ends, strict=True)):
+        for block, reason in zip(blocks, ends, strict=True):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
@@ -311,7 +311,6 @@ class Engine:
                 self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()
-            record_token_ahead(block, reply, index)
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
             count.record_next_token(block, is_reached=was_full, is_miss=missed)

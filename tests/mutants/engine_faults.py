@@ -20,12 +20,12 @@ TEXTS = "tests/engine/test_detokenizer.py"
 
 ENGINE_FAULTS = (
     Mutant("bonus-token-drawn-one-position-early", "Verifier.verify",
-        "index_W = starts_R + num_accepted_R - num_skipped_R\n",
-        "index_W = starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0)\n",
+        "index_W = starts_R + num_accepted_R\n",
+        "index_W = starts_R + np.maximum(num_accepted_R - 1, 0)\n",
         (SYNCHRONOUS,), is_dangerous=True),
     Mutant("decision-always-drawn-after-whole-block", "Verifier.verify",
-        "index_W = starts_R + num_accepted_R - num_skipped_R\n",
-        "index_W = starts_R + num_logits_R - 1\n",
+        "index_W = starts_R + num_accepted_R\n",
+        "index_W = starts_R + lengths_R - 1\n",
         (SYNCHRONOUS,)),
     Mutant("blocks-stand-one-position-too-late", "Tails.of",
         "(each.slot, each.stream_key, len(each.token_ids))",

@@ -189,7 +189,7 @@ class DraftWorker:
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
             num_rounds_alone=num_rounds_alone,
-            traced=first.traced(state.features, places_C),
+            features_4C=state.features.at(places_C).stacked() if self._is_traced else None,
         )
 
     def _resolve(self, request: ProposalRequest) -> FirstAhead:
@@ -199,7 +199,9 @@ class DraftWorker:
         num_candidates_R = state.num_candidates[slots_R]
         begins_R = state.num_committed[slots_R]
         positions_R = begins_R + num_accepted_R
-        first = verify_first(state, request, positions_R, is_on=self._ahead.is_on, is_traced=self._is_traced)
+        first = FirstAhead.nothing(len(slots_R))
+        if self._ahead.is_on:
+            first = verify_first(state, request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._feedback.keep(slots_R, num_accepted_R, is_hit_R, is_rejected_R)

@@ -1,4 +1,4 @@
-"""The per-token acceptance trace: every drafted token and how it ended, sequence by sequence. No tensors.
+"""The per-token acceptance trace: every candidate and how it ended, sequence by sequence. No tensors.
 
 K candidates of a block.
 """
@@ -10,35 +10,7 @@ import math
 import numpy as np
 
 from specdist.data.stats.traces import TracedToken
-from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.rounds.verify import Block
-
-
-def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:
-    """Record the token that was drafted ahead in the next token's place, if there was one and it was
-    verified; nothing if the run is not traced.
-
-    To be called before the next token is committed. ``index``: of the block in the reply.
-    """
-    drafts, sequence = reply.traced, block.sequence
-    if drafts is None or not drafts.is_verified_R[index]:
-        return
-    entropy, probability, top_probability, estimate = drafts.features_4R[:, index].tolist()
-    sequence.trace.append(
-        TracedToken(
-            round=sequence.num_blocks,
-            depth=sequence.num_accepted,
-            position=sequence.num_completion_tokens,
-            token_id=int(drafts.token_ids_R[index]),
-            entropy=entropy,
-            draft_probability=probability,
-            top_probability=top_probability,
-            acceptance_probability=float(drafts.acceptance_R[index]),
-            is_verified=True,
-            is_accepted=bool(drafts.is_hit_R[index]),
-            head_probability=_known(estimate),
-        )
-    )
 
 
 def record_block(
@@ -68,10 +40,6 @@ def record_block(
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
                 is_verified=block.num_trusted <= depth < num_verified,
                 is_accepted=depth < num_accepted,
-                head_probability=_known(estimate),
+                head_probability=None if math.isnan(estimate) else estimate,
             )
         )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
