@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from torch.distributed import ProcessGroup
 
-from specdist.engine.draft.channels import InProcess, serve_draft
-from specdist.engine.draft.client import Channel, Draft
+from specdist.engine.draft.client import Channel, Draft, InProcess, serve_draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.ngram_draft import NgramDraft
 from specdist.engine.engine import Engine

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBranches
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.opened import OpenedSequences
@@ -237,7 +236,7 @@ def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
     )
     state.num_committed[:], state.token_ids[:2, 3] = 4, [0, 2]
     state.token_ids[3, 4:6] = [4, 3]
-    report = branches.adopt(slots, FirstAhead.nothing(2), 1)
+    report = branches.adopt(slots, np.zeros(2, np.int64), np.zeros(2, bool), 1)
     assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 0]
     assert report.branch_ranks_R.tolist() == [0, 1]
     assert state.num_candidates.tolist() == [0, 2] and state.token_ids[1, 4:6].tolist() == [4, 3]

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine import assembly
-from specdist.engine.draft import channels
-from specdist.engine.draft.channels import InProcess, ToRank, serve_draft
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft import client
+from specdist.engine.draft.client import Draft, InProcess, ToRank, serve_draft
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.link import Link
 from specdist.engine.request import Completion
@@ -156,11 +155,9 @@ def test_a_draft_rank_out_of_memory_reports_it_and_goes_on(
 ) -> None:
     """Before its reply, and after it."""
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
+    monkeypatch.setattr(client, "link_to", lambda rank: Link(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
-        channels, "link_to", lambda rank: Link(lambda tensor: queues[rank].put(tensor.clone()))
-    )
-    monkeypatch.setattr(
-        channels,
+        client,
         "link_from",
         lambda rank, wait: Link(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60))),
     )

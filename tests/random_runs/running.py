@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer

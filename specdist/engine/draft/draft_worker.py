@@ -22,14 +22,12 @@ from functools import partial
 
 import numpy as np
 
-from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
-from specdist.engine.draft.ahead.first_ahead import FirstAhead, verify_first
+from specdist.engine.draft.ahead.draft_ahead import AheadDrafter, FirstAhead, verify_first
 from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.feedback import Feedback
-from specdist.engine.draft.steps.policy_state import PolicyState
+from specdist.engine.draft.steps.policy_state import Feedback, PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
@@ -38,9 +36,8 @@ from specdist.models.loading.memory import peak_memory_bytes, release_memory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
-from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.distributions import Dense, SamplingSettings, sample_next_tokens
 from specdist.sampling.processing.processors import TokenMasker
-from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.utils.ranges import places_from
 
 # With prefixes that other sequences share, a draft with recurrent layers has more to run than the target.
@@ -150,7 +147,8 @@ class DraftWorker:
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
-        report = self._ahead.branches.adopt(slots_R, first, self._ahead.shape.num_branches)
+        num_branches = self._ahead.shape.num_branches
+        report = self._ahead.branches.adopt(slots_R, first.num_ahead_R, first.is_hit_R, num_branches)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
         wanted_now = self._ahead.wanted_now(request)

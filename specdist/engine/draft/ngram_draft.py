@@ -28,8 +28,7 @@ from specdist.engine.times.timeline import Timeline
 from specdist.policies.costs import CostModel
 from specdist.policies.ngrams import LEAST_CHANCE, NgramLengths, PromptLookup
 from specdist.sampling.constraints.matcher import WORD_BITS, only_tokens
-from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
-from specdist.sampling.one_hot_drafts import NONE_REJECTED
+from specdist.sampling.distributions import NONE_REJECTED, NOT_FINITE, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
 

@@ -28,14 +28,16 @@ from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.sampling.distributions import NOT_FINITE, Dense, Distributions
-from specdist.sampling.random import Purpose, RandomKeys
-from specdist.sampling.rejection_sampler import (
+from specdist.sampling.distributions import (
+    NOT_FINITE,
+    Dense,
+    Distributions,
     acceptance_probabilities,
     accepted,
     count_accepted,
     known_next_tokens,
 )
+from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
 

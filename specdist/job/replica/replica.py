@@ -11,8 +11,7 @@ import torch
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS
 from specdist.engine.assembly import PAGE_SIZE, Assembly
-from specdist.engine.draft.channels import ToRank
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, ToRank
 from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests

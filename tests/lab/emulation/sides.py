@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import serve_draft
+from specdist.engine.draft.client import serve_draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages import link
 from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput

@@ -26,8 +26,8 @@ from specdist.engine.times.reports import PassCounts
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 
