@@ -256,7 +256,7 @@ class Engine:
             yield from self._make_known()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(this.ended) + 1)
-            if self._book is None and reply.features_4C is None:
+            if self._book is None and reply.features_3C is None:
                 candidates = [(block.sequence, block.candidate_ids) for block in this.blocks]
                 this.following = NextRound.foresee(self.scheduler, self._stop_rules, candidates, plan)
             this.verified = verified()
@@ -331,7 +331,7 @@ class Engine:
             sequence, num_drafted = block.sequence, block.num_candidates
             accepted_ids = block.candidate_ids[: num_accepted[index]]
             num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
-            if block.features_4K is not None:
+            if block.features_3K is not None:
                 # Nothing after a stop counts as verified; without one, the first rejected candidate does.
                 num_verified = min(num_kept + (reason is None), num_drafted)
                 acceptance_K = None if acceptances is None else acceptances[index]

@@ -77,26 +77,6 @@ class PolicyChoice:
         length = self.options.get("num_draft_tokens")
         return None if length is None else int(length)
 
-    @property
-    def family(self) -> str:
-        """The policy and its options that are not defaults, without the lengths."""
-        lengths = ("num_draft_tokens", "max_draft_tokens")
-        changed = [
-            f"{name}={value:g}"
-            for name, value in self.options.items()
-            if name not in lengths and value != OPTIONS[self.policy][name].default
-        ]
-        return " ".join([self.policy, *changed])
-
-    @property
-    def label(self) -> str:
-        """The policy's name in tables."""
-        if self.policy == TARGET_ONLY:
-            return "target only"
-        if self.policy == "fixed":
-            return f"K = {self.first_length}"
-        return self.family if self.first_length is None else f"{self.family} from {self.first_length}"
-
 
 def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
     """A new policy object, which has learned nothing yet.

@@ -84,25 +84,3 @@ def papers_of(policy: str, acceptance: str) -> list[Reference]:
     if policy == TARGET_ONLY:
         return []
     return list(dict.fromkeys([*OF_SPECULATION, *POLICIES[policy].papers, *OF_ACCEPTANCE[acceptance]]))
-
-
-def all_papers() -> list[Reference]:
-    """Each once."""
-    found = [paper for policy in POLICIES.values() for paper in policy.papers]
-    return list(dict.fromkeys([*OF_SPECULATION, *found, *(p for ps in OF_ACCEPTANCE.values() for p in ps)]))
-
-
-def markdown_table() -> str:
-    """The documentation's table of policies, options and papers."""
-    lines = ["| policy | drafts | its options and defaults | from |", "|---|---|---|---|"]
-    for name, policy in POLICIES.items():
-        options = ["`--head`"] * (name in HEAD_KINDS)
-        options += [
-            f"`{option}` {info.default:g}" + (f" ({info.symbol})" if info.symbol else "")
-            for option, info in OPTIONS[name].items()
-            if option != "max_draft_tokens"
-        ]
-        papers = "; ".join(paper.short() for paper in policy.papers)
-        lines.append(f"| `{name}` | {policy.drafts} | {', '.join(options)} | {papers} |")
-    lines.append(f"| `{TARGET_ONLY}` | nothing: the target alone | | |")
-    return "\n".join(lines)

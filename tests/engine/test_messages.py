@@ -145,9 +145,9 @@ def test_replies_arrive_unchanged() -> None:
         draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
-    features_4C = np.float32(np.arange(12) / 7).astype(float).reshape(4, 3)
+    features_3C = np.float32(np.arange(9) / 7).astype(float).reshape(3, 3)
     more = dataclasses.replace(
-        reply, features_4C=features_4C, draft_steps=DraftSteps(1, 2, 3, 4), num_rounds_alone=7
+        reply, features_3C=features_3C, draft_steps=DraftSteps(1, 2, 3, 4), num_rounds_alone=7
     )
     for sent in (reply, more):
         received = codec.unpacked_reply(Line().over(codec.packed_reply(sent)), Traffic(2, 3))

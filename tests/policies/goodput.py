@@ -37,7 +37,7 @@ def question(
         draft_slots_R=draft_slots_R,
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
-        features=None if features is None else DraftFeatures(*features.stacked()[:, None]),
+        features=None if features is None else DraftFeatures(*features.stacked[:, None]),
         reach_R=np.ones(num_rows),
         round=RoundContext(
             num_rows=num_rows,

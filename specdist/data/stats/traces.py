@@ -23,7 +23,6 @@ class TracedToken(NamedTuple):
     acceptance_probability: float | None
     is_verified: bool
     is_accepted: bool
-    head_probability: float | None = None
 
 
 TRACE_COLUMNS = {
@@ -47,10 +46,6 @@ TRACE_COLUMNS = {
         "that a lossy run accepts unverified",
     ),
     "is_accepted": Column(pa.bool_(), "it became a token of the completion"),
-    "head_probability": Column(
-        pa.float32(),
-        "a trained head's estimate, or a block drafter's confidence in its place; null without either",
-    ),
 }
 TRACE_SCHEMA = schema_of(TRACE_COLUMNS)
 

@@ -187,7 +187,7 @@ class DraftWorker:
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
             num_rounds_alone=num_rounds_alone,
-            features_4C=state.features.at(places_C).stacked() if self._is_traced else None,
+            features_3C=state.features.at(places_C).stacked if self._is_traced else None,
         )
 
     def _resolve(self, request: ProposalRequest) -> FirstAhead:

@@ -32,8 +32,8 @@ from specdist.sampling.distributions import NONE_REJECTED, NOT_FINITE, SamplingS
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
 
-# Features of a distribution on one token: no entropy, probability 1, and no estimate of a head.
-CERTAIN_41 = np.array([[0.0], [1.0], [1.0], [np.nan]])
+# Features of a distribution on one token: no entropy, and probability 1.
+CERTAIN_31 = np.array([[0.0], [1.0], [1.0]])
 
 
 class NgramDraft:
@@ -90,7 +90,7 @@ class NgramDraft:
             ahead=AheadReport.nothing(len(slots_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
             times=RoleTimes(**self._clock.take()),
-            features_4C=CERTAIN_41.repeat(num_candidates, axis=1) if self._is_traced else None,
+            features_3C=CERTAIN_31.repeat(num_candidates, axis=1) if self._is_traced else None,
         )
 
     def close(self) -> None:

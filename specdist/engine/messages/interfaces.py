@@ -104,8 +104,13 @@ class ScoresTokens(Protocol):
         ...
 
 
-class VerifyOutput(ScoresTokens, Protocol):
+class VerifyOutput(Protocol):
     """The result of a target pass, in the process that verifies."""
+
+    @property
+    def scores(self) -> ScoresTokens | None:
+        """What knows the pass's logits; None where no log-probabilities are wanted."""
+        ...
 
     def candidate_probabilities(self) -> np.ndarray:
         """float64 [C]: the target's probability of every candidate at its position."""

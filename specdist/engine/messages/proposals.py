@@ -74,8 +74,8 @@ class ProposalReply:
     ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
 
     For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
-    ``times`` and ``traffic``. For the trace: ``features_4C`` of the candidates, as of
-    :class:`specdist.policies.DraftFeatures`, NaN where no pass has given the estimate yet.
+    ``times`` and ``traffic``. For the trace: ``features_3C`` of the candidates, as of
+    :attr:`specdist.policies.DraftFeatures.stacked`.
     """
 
     next_token_ids_R: np.ndarray
@@ -87,5 +87,5 @@ class ProposalReply:
     times: RoleTimes
     draft_steps: DraftSteps = NO_DRAFT_STEPS
     num_rounds_alone: int = 0
-    features_4C: np.ndarray | None = None
+    features_3C: np.ndarray | None = None
     traffic: Traffic = NO_TRAFFIC

@@ -5,8 +5,6 @@ K candidates of a block.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from specdist.data.stats.traces import TracedToken
@@ -23,11 +21,11 @@ def record_block(
         acceptance_K: acceptance probabilities; None for a block that was not in a target pass.
         num_verified: leading candidates that count as verified, except the trusted ones.
     """
-    if block.features_4K is None:
+    if block.features_3K is None:
         return
     begin = block.sequence.num_completion_tokens
-    features = zip(block.candidate_ids, *block.features_4K.tolist(), strict=True)
-    for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
+    features = zip(block.candidate_ids, *block.features_3K.tolist(), strict=True)
+    for depth, (token_id, entropy, probability, top_probability) in enumerate(features):
         block.sequence.trace.append(
             TracedToken(
                 round=block.sequence.num_blocks,
@@ -40,6 +38,5 @@ def record_block(
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
                 is_verified=block.num_trusted <= depth < num_verified,
                 is_accepted=depth < num_accepted,
-                head_probability=None if math.isnan(estimate) else estimate,
             )
         )

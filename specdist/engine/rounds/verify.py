@@ -49,7 +49,7 @@ class Block:
     """A sequence's tokens in the target pass: its next token, and the candidates after it.
 
     Attributes:
-        features_4K: the candidates' draft features, if the run is traced.
+        features_3K: the candidates' draft features, if the run is traced.
         ahead: the outcome of the work ahead.
         num_trusted: leading candidates that are kept without verification (SPRINTER only).
     """
@@ -57,7 +57,7 @@ class Block:
     sequence: Sequence
     next_token_id: int
     candidate_ids: list[int]
-    features_4K: np.ndarray | None
+    features_3K: np.ndarray | None
     ahead: AheadOutcome
     num_trusted: int = 0
 
@@ -79,7 +79,7 @@ def blocks_of(
             sequence=sequences[index],
             next_token_id=int(reply.next_token_ids_R[index]),
             candidate_ids=candidate_ids[own],
-            features_4K=None if reply.features_4C is None else reply.features_4C[:, own],
+            features_3K=None if reply.features_3C is None else reply.features_3C[:, own],
             ahead=outcomes[index],
             num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
         )
@@ -144,7 +144,7 @@ class NewBlocks:
             draft_probabilities_C=draft_C,
             num_candidates_R=num_R,
             num_trusted_R=np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64),
-            is_traced=reply.features_4C is not None,
+            is_traced=reply.features_3C is not None,
         )
 
     @property
@@ -288,9 +288,9 @@ class Verifier:
                 index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
-                self._scores, self._next_index_W = verify_output, index_W
-                self._book.note(verify_output, _accepted_tokens(blocks, num_accepted_R, starts_R))
-                self._book.note_prompts(verify_output)
+                self._scores, self._next_index_W = verify_output.scores, index_W
+                self._book.note(self._scores, _accepted_tokens(blocks, num_accepted_R, starts_R))
+                self._book.note_prompts(self._scores)
             return verified
 
         return verified_blocks

@@ -308,7 +308,7 @@ class Goodput(RegisteredPolicy):
         known of it then."""
         draft_slots_R, shape = rows.draft_slots_R, features.entropies.shape
         depths_D = rows.num_drafted - shape[0] + np.arange(shape[0])
-        flat = DraftFeatures(*(each.ravel() for each in features.stacked()))
+        flat = DraftFeatures(*features.stacked.reshape(3, -1))
         chances_DR = self._acceptance.predict(_known(flat, depths_D.repeat(shape[1]))).reshape(shape)
         chances_DR[0] *= self._survival[draft_slots_R]
         survival_DR: np.ndarray = chances_DR.cumprod(axis=0)

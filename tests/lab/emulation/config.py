@@ -131,7 +131,22 @@ class EmulationConfig:
     def choices(self) -> list[PolicyChoice]:
         """The settings of ``--policies``, each once. Raises :class:`UserError` as the main job does."""
         choices = [policy_choice(entry) for entry in self.policies or []]
-        return list({choice.label: choice for choice in choices}.values())
+        return list({label_of(choice): choice for choice in choices}.values())
+
+
+def label_of(choice: PolicyChoice) -> str:
+    """The policy in tables, with its options that are not defaults and the length of its first block."""
+    length = choice.first_length
+    if choice.policy in ("none", "fixed"):
+        return TARGET_ONLY if choice.policy == "none" else f"K = {length}"
+    changed = [
+        f"{name}={value:g}"
+        for name, value in choice.options.items()
+        if name not in ("num_draft_tokens", "max_draft_tokens")
+        and value != OPTIONS[choice.policy][name].default
+    ]
+    label = " ".join([choice.policy, *changed])
+    return label if length is None else f"{label} from {length}"
 
 
 def policy_choice(entry: str) -> PolicyChoice:
