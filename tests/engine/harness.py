@@ -220,7 +220,7 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     total = Stats()
     for stats in shards:
         total.add(stats)
-    if total.num_preemptions or total.num_out_of_memory or any(c.error for c in completions):
+    if total.num_preemptions or any(c.error for c in completions):
         return
     num_target = total.num_row_steps + total.num_completions
     # One for each completion that ends with a draft token, which no token of the target follows.

@@ -78,7 +78,6 @@ class _LeadVerdicts:
 class SlicedTarget:
     """Every shard of the vocabulary has a runner and a cache of its own."""
 
-    is_single_rank = True
     device = CPU
 
     def __init__(self, runners: list[MarkovRunner], vocabularies: list[VocabParallelVerifier]) -> None:

@@ -24,7 +24,6 @@ import torch
 
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages import codec
-from specdist.engine.messages.failures import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.messages.link import CPU, Wait, link_from, link_to, wait_of
 from specdist.engine.messages.proposals import DRAW, NO_TOKENS, ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import LastStates
@@ -34,7 +33,6 @@ from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import NOT_FINITE, sample_next_tokens, without_rejected
 from specdist.sampling.random import RandomKeys
-from specdist.utils.errors import first_line
 from specdist.utils.garbage import frozen_garbage
 
 
@@ -177,7 +175,7 @@ def _with_next_tokens(request: ProposalRequest, next_token_ids_R: np.ndarray) ->
     return dataclasses.replace(request, next_token_ids_R=next_token_ids_R, next_distributions_W=None)
 
 
-# The first array of a message. An error of the draft is the only one of a reply.
+# The first array of a message.
 ASKED, TOLD = np.array([[0], [1]])
 
 
@@ -190,14 +188,8 @@ class InProcess:
 
     def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         del clock  # the target is idle all the while
-        try:
-            reply = self._draft.respond(request)
-            self._draft.prefill_and_draft_ahead(request)
-        except (RuntimeError, MemoryError) as error:
-            self._draft.recover(has_replied=False)
-            if is_out_of_memory(error):
-                raise DraftOutOfMemory(_out_of_memory(error)) from error
-            raise
+        reply = self._draft.respond(request)
+        self._draft.prefill_and_draft_ahead(request)
         return reply
 
     def tell(self, request: ProposalRequest | None) -> None:
@@ -223,8 +215,6 @@ class ToRank:
                     self._requests.transfer(tensor)
         request.meanwhile()
         arrays = self._replies.receive()
-        if len(arrays) == 1:
-            raise DraftOutOfMemory(codec.unpickled(arrays[0]))
         with clock.phase("transfer"):
             return codec.unpacked_reply(arrays, self._traffic() - before)
 
@@ -238,15 +228,12 @@ class ToRank:
 
 def serve_draft(draft: DraftWorker, rank0: int, *, clock: Timeline, wait: Wait | None = None) -> None:
     """Serve requests until the target closes. Contexts are run after the reply is sent, while the target runs
-    its pass.
+    its pass. News of rounds without the draft get no reply.
 
-    ``clock`` is the draft's; time outside its phases counts as transfer. News of rounds without the draft get
-    no reply. If memory runs out before the reply, the reply is the error; if it runs out after the reply, or
-    over news, the reply to the next request is. ``wait``: for requests; by default as the draft's device
-    wants it.
+    ``clock`` is the draft's; time outside its phases counts as transfer. ``wait``: for requests; by default
+    as the draft's device wants it.
     """
     requests, replies = link_from(rank0, wait or wait_of(draft.device)), link_to(rank0)
-    failure: str | None = None
     with frozen_garbage():
         clock.restart()
         while True:
@@ -257,23 +244,8 @@ def serve_draft(draft: DraftWorker, rank0: int, *, clock: Timeline, wait: Wait |
             request = codec.unpacked_request(arrays[1:], draft.device)
             for tensor in codec.tensors(request):
                 requests.transfer(tensor)
-            is_told = has_replied = bool(arrays[0] == TOLD)
-            try:
-                if failure is None and is_told:
-                    draft.follow(request)
-                elif failure is None:
-                    replies.send(codec.packed_reply(draft.respond(request)))
-                    has_replied = True
-                    draft.prefill_and_draft_ahead(request)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure = _out_of_memory(error)
-                draft.recover(has_replied=has_replied)
-            if failure is not None and not has_replied:
-                replies.send([codec.pickled(failure)])
-                failure = None
-
-
-def _out_of_memory(error: BaseException) -> str:
-    return f"draft: {first_line(error)}"
+            if arrays[0] == TOLD:
+                draft.follow(request)
+                continue
+            replies.send(codec.packed_reply(draft.respond(request)))
+            draft.prefill_and_draft_ahead(request)

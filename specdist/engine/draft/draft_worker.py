@@ -32,7 +32,7 @@ from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequ
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
-from specdist.models.loading.memory import peak_memory_bytes, release_memory
+from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
@@ -120,7 +120,6 @@ class DraftWorker:
                 num_pages=num_pages, page_size=page_size, max_tokens=max_context_tokens,
             )  # fmt: skip
             self._draft_state.prefill_lazily = self._lazy.run
-        self._end_request()
 
     @property
     def is_lazy(self) -> bool:
@@ -238,7 +237,6 @@ class DraftWorker:
         with self._clock.phase("draft"):
             self._ahead.draft(request, self._feedback.learn)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
-        self._end_request()
         self._clock.settle()
 
     def follow(self, request: ProposalRequest) -> None:
@@ -251,7 +249,6 @@ class DraftWorker:
             self._open_and_prefill(request)
             if self._lazy is None:
                 self._ahead.follow(request)
-        self._end_request()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
@@ -271,21 +268,3 @@ class DraftWorker:
                 continue
             self._runner.forward(context, [])
             state.num_computed[context.slots_T] = context.positions_T + 1
-
-    def _end_request(self) -> None:
-        """A request has been served: the next one may fail."""
-        self._before = self._policy_state.snapshot(), self._draft_state.stream_keys.copy()
-
-    def recover(self, *, has_replied: bool) -> None:
-        """The last request failed for lack of memory, before or after the reply: every sequence will be
-        opened again. Without a reply, all sequences return to their state before the request."""
-        if has_replied:
-            self._feedback.learn()
-        else:
-            snapshot, self._draft_state.stream_keys = self._before
-            self._policy_state.restore(snapshot)
-        self._feedback.drop()
-        self._ahead.branches.drop()
-        self._draft_state.scores.forget()
-        release_memory(self.device)
-        self._end_request()

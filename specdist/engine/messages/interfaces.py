@@ -129,11 +129,6 @@ class Target(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def is_single_rank(self) -> bool:
-        """No other rank takes part in a pass, so that a failed pass can be repeated."""
-        ...
-
-    @property
     def traffic(self) -> Traffic:
         """Messages among its ranks so far, without DeepSpeed's own all-reduces."""
         ...

@@ -119,8 +119,6 @@ class LocalTarget:
     ``vocab_size``: number of token ids that can be drawn; the logits may be wider by padding.
     """
 
-    is_single_rank = True
-
     def __init__(
         self,
         runner: ModelRunner,

@@ -297,8 +297,6 @@ class _RejectionOutput:
 class ShardedTarget:
     """The target's rank 0: announces each pass to the other ranks, runs it with them, and verifies alone."""
 
-    is_single_rank = False
-
     def __init__(
         self, runner: ModelRunner, group: dist.ProcessGroup, verifier: VocabParallelVerifier
     ) -> None:

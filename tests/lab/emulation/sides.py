@@ -131,7 +131,6 @@ class ObservedDraft:
 class ObservedTarget:
     """A target that notes when its passes begin."""
 
-    is_single_rank = True
     traffic = Traffic()
 
     def __init__(self, target: Target, device: EmulatedDevice) -> None:

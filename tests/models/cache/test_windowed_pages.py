@@ -105,16 +105,6 @@ def test_a_shared_window_is_held_until_no_sequence_sees_it() -> None:
         run(pages, 3, 0, 4)
 
 
-def test_what_a_failed_pass_should_have_written_is_not_found() -> None:
-    pages, windowed = table()
-    pages.open(0, CONTEXT)
-    run(pages, 0, 0, 40)
-    pages.close(0)
-    pages.forget_contents()
-    assert len(windowed._free) == 29
-    assert pages.open(0, CONTEXT) == 0
-
-
 def settings(**limits: int) -> SchedulerSettings:
     defaults = {
         "max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_draft_tokens": 8, "max_new_tokens": 8192,

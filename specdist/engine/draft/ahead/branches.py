@@ -280,7 +280,3 @@ class DraftBranches:
         """Finish, before the next pass over these sequences."""
         after_reply, self._after_reply = self._after_reply, lambda: None
         after_reply()
-
-    def drop(self) -> None:
-        """The request has failed: every sequence will be opened again."""
-        self._after_reply = lambda: None

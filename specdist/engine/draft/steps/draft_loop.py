@@ -36,7 +36,6 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens
 from specdist.engine.draft.steps.forced_tokens import ForcedTokens
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.engine.messages.failures import DRAFT_NOT_FINITE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import DraftFeatures, LengthPolicy
@@ -44,6 +43,10 @@ from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.utils.ranges import arange_segments, places_from
 
 logger = logging.getLogger(__name__)
+
+DRAFT_NOT_FINITE = (
+    "the draft's logits are not finite (NaN or infinite) at some positions: no tokens are drafted there"
+)
 
 
 def waits_after_each_step(runner: ModelRunner, pipeline: LogitsPipeline | None) -> bool:

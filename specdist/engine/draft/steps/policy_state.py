@@ -32,14 +32,6 @@ class PolicyState:
         # The states of suspended sequences, by random stream.
         self._suspended: dict[int, np.ndarray] = {}
 
-    def snapshot(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """A copy for :meth:`restore`."""
-        return self._lines_SH.copy(), dict(self._suspended)
-
-    def restore(self, snapshot: tuple[np.ndarray, dict[int, np.ndarray]]) -> None:
-        """Undo everything since the snapshot was taken."""
-        self._lines_SH, self._suspended = snapshot
-
     def of(self, slots_R: np.ndarray) -> np.ndarray:
         """[R, H]: up to each sequence's last resolved block."""
         return self._lines_SH[slots_R]
@@ -113,10 +105,6 @@ class Feedback:
         free_R = num_free_R, num_free_accepted_R, state.num_free(slots_R, num_accepted_R + is_hit_R)
         begins_R = state.num_committed[slots_R]
         self._verified = _Verified(slots_R, begins_R, num_accepted_R, *free_R, is_hit_R, is_rejected_R)
-
-    def drop(self) -> None:
-        """The request has failed: every sequence will be opened again."""
-        self._verified = None
 
     def learn(self) -> None:
         """Once; to be called before anything is drafted."""
