@@ -33,7 +33,6 @@ from specdist.engine.messages.link import broadcast_link
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.pipeline import LogitsPipeline
-from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import Distributions, SamplingSettings, distributions_from_logits
@@ -305,13 +304,6 @@ class ShardedTarget:
         self._verifier = verifier
         verifier.tell = self._passes.send
         self.device = runner.device
-
-    @property
-    def traffic(self) -> Traffic:
-        collectives = self._verifier.collectives
-        num_copies = collectives.size - 1
-        announced = Traffic(self._passes.num_messages, self._passes.num_bytes * num_copies)
-        return announced + Traffic(collectives.num_calls, collectives.num_bytes)
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         self._passes.send(packed_pass(updates, verify_input, has_rows=self._verifier.is_processing))

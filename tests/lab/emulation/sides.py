@@ -22,7 +22,6 @@ from specdist.engine.messages import link
 from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
 from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
@@ -130,8 +129,6 @@ class ObservedDraft:
 
 class ObservedTarget:
     """A target that notes when its passes begin."""
-
-    traffic = Traffic()
 
     def __init__(self, target: Target, device: EmulatedDevice) -> None:
         self._target = target
