@@ -36,8 +36,8 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
-from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.processors import TokenMasker
+from specdist.sampling.processing.row_table import Processing
 from specdist.utils.garbage import frozen_garbage
 
 Stage = Literal["before_pass", "during_pass"]

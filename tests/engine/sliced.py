@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.messages.interfaces import ScoresTokens, Target, VerifyInput, VerifyOutput
-from specdist.engine.target.collectives import RANK_ZERO, Collectives
-from specdist.engine.target.sharded_target import VocabParallelVerifier
+from specdist.engine.target.sharded_target import RANK_ZERO, Collectives, VocabParallelVerifier
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.vocab_parallel import vocab_ranges

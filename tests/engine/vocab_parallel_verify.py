@@ -5,9 +5,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
-from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
-from specdist.engine.target.sharded_target import VocabParallelVerifier
+from specdist.engine.target.sharded_target import Collectives, VocabParallelVerifier
 from specdist.models.batch.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
 from specdist.sampling.keys import stream_key
