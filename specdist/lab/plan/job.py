@@ -73,7 +73,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             f"--expert_parallel always: {config.target} has no experts to share out: leave it out"
         )
     gpu = find_gpu(config.gpu, dtype, config.calibration)
-    assert config.gpus_per_node is not None and config.nodes is not None
     site = Site(
         gpu=gpu,
         gpus_per_node=config.gpus_per_node,

@@ -72,7 +72,6 @@ def test_a_target_alone_from_a_folder(tmp_path: Path) -> None:
         ([*ALONE, "--acceptance", "0.5"], "has no effect without --draft"),
         ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
         ([*ALONE, "--nodes", "0"], "--nodes 0 must be at least 1"),
-        ([*ALONE, "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
         (["--target", "no/folder", "--gpu", "l4"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
     ],

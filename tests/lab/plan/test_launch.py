@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--target 70b --gpu h100-sxm --gpus_per_node 5", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --acceptance 0.8 --num_prompts 8", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --num_prompts 64", 2, 1),
-        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --num_gpus 24", 2, 3),
+        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3", 2, 3),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1),
         ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1),
     ],
