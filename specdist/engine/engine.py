@@ -5,7 +5,8 @@ Every round commits (accepted + 1) tokens per sequence. The round's first token 
 before. A sequence without candidates is an ordinary sequence, so prefill, target-only and speculative rounds
 are all the same round.
 
-Work that the next pass does not need at once waits in one queue, :class:`Pipeline`, for one of two stages.
+Work that can be done later waits for one of two stages of the next round: what the next pass needs is done
+while the draft's reply is awaited, what nobody waits for while the target is at work.
 
 With ``trusts_draft`` (SPRINTER, lossy) all candidates of a block but the last are committed without
 verification. The target still runs them, to fill its cache.
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
@@ -40,30 +40,7 @@ from specdist.sampling.processing.processors import TokenMasker
 from specdist.sampling.processing.row_table import Processing
 from specdist.utils.garbage import frozen_garbage
 
-Stage = Literal["before_pass", "during_pass"]
-Work = Callable[[], Completion | None]
 NO_PASS = Verified(np.zeros(0, np.int64))
-
-
-class Pipeline:
-    """What rounds leave to be done later, in the order in which they leave it. Nothing else waits.
-
-    ``before_pass``: what the next pass needs: done while the draft's reply is awaited. ``during_pass``: what
-    nobody waits for, and completions that are to be made known: done while the target is at work.
-    """
-
-    def __init__(self) -> None:
-        self._queue: list[tuple[Stage, Work]] = []
-
-    def add(self, stage: Stage, work: Work) -> None:
-        self._queue.append((stage, work))
-
-    def take(self, stage: Stage) -> list[Work]:
-        """All that waits for this stage, which is then the caller's to do."""
-        taken = [work for each, work in self._queue if each == stage]
-        if taken:
-            self._queue = [(each, work) for each, work in self._queue if each != stage]
-        return taken
 
 
 @dataclass
@@ -132,7 +109,8 @@ class Engine:
         self._processing = processing
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._on_lone_row, self._nonfinite_guard = on_lone_row, NonFiniteGuard()
-        self._pipeline = Pipeline()
+        self._before_pass: list[Callable[[], None]] = []
+        self._during_pass: list[Callable[[], Completion | None]] = []
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None
 
@@ -169,17 +147,19 @@ class Engine:
             raise
         ended, this.ended = this.ended, []
         for sequence in self._nonfinite_guard.filter(ended, is_end=this.plan.is_empty):
-            self._pipeline.add("during_pass", partial(self._completed, sequence))
+            self._during_pass.append(partial(self._completed, sequence))
         return this.plan.is_empty
 
     def commit(self) -> None:
         """Append what the last pass has accepted, where that is still to be done."""
-        for work in self._pipeline.take("before_pass"):
+        waiting, self._before_pass = self._before_pass, []
+        for work in waiting:
             work()
 
     def _make_known(self) -> Iterator[Completion]:
         """Count what is still to be counted, and yield the completions of what has ended."""
-        for work in self._pipeline.take("during_pass"):
+        waiting, self._during_pass = self._during_pass, []
+        for work in waiting:
             if (completion := work()) is not None:
                 yield completion
 
@@ -257,8 +237,8 @@ class Engine:
         following, num_accepted_R = this.following, this.verified.num_accepted_R
         over = following.ended(num_accepted_R) if following is not None else []
         self._commit_candidates(this, over)
-        self._pipeline.add("before_pass", partial(self._commit_rest, this, over))
-        self._pipeline.add("during_pass", partial(self._count, this))
+        self._before_pass.append(partial(self._commit_rest, this, over))
+        self._during_pass.append(partial(self._count, this))
         if following is not None and len(over) < len(following.sequences):
             self._early = following.after(num_accepted_R, over)
         else:
