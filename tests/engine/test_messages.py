@@ -141,7 +141,9 @@ def test_replies_arrive_unchanged() -> None:
         num_drafted_R=ints(3, 0),
         candidate_ids_C=ints(7, 8, 9),
         draft_probabilities_C=np.array([0.1, 1 / 3, 1.0]),
-        ahead=AheadReport(ints(4, 0), np.array([True, False]), ints(3, 0), ints(9, 0), ints(2, 0)),
+        ahead=AheadReport(
+            ints(4, 0), np.array([True, False]), ints(3, 0), ints(9, 0), np.array([True, False])
+        ),
         draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )

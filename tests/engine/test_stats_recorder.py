@@ -172,7 +172,7 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
 def test_a_replicas_start_is_counted_once_with_its_first_token() -> None:
     began_ns = time.time_ns()
     stats_recorder = StatsRecorder(began_ns)
-    ahead = AheadOutcome(num_tokens=0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, branch_rank=0)
+    ahead = AheadOutcome(0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, is_caught=False)
     for shard in (3, 3, 4):
         request = Request(row_id=0, sample_index=0, prompt_ids=[1], shard=shard)
         block: Any = SimpleNamespace(sequence=SimpleNamespace(request=request), ahead=ahead)

@@ -26,7 +26,7 @@ class AheadOutcome:
         num_tokens: tokens drafted ahead.
         is_hit: the first of them was the next token; the others are the next candidates.
         num_branches: branches prepared for a miss.
-        branch_rank: rank, from 1, of the alternative whose branch became the candidates; 0 if none did.
+        is_caught: a branch became the candidates.
         num_lost_branch_tokens: tokens of the other branches.
     """
 
@@ -34,7 +34,7 @@ class AheadOutcome:
     is_hit: bool
     num_branches: int
     num_lost_branch_tokens: int
-    branch_rank: int
+    is_caught: bool
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Stats:
     num_misses: int = stat("next tokens that invalidated what was drafted after them")
     num_branches: int = stat("branches prepared for misses")
     num_branch_tokens: int = stat("tokens of the branches that were not used")
-    num_branch_hits_per_rank: list[int] = stat("misses that a branch caught, by its alternative's rank", list)
+    num_branch_hits: int = stat("misses that a branch caught")
     num_accepted_tokens_per_pos: list[int] = stat("accepted tokens by their position in the block", list)
     draft_length_histogram: list[int] = stat("blocks by number of draft tokens", list)
     accepted_length_histogram: list[int] = stat("blocks by number of accepted tokens", list)
@@ -105,8 +105,7 @@ class Stats:
         self.num_misses += is_miss
         self.num_branches += outcome.num_branches
         self.num_branch_tokens += outcome.num_lost_branch_tokens
-        if outcome.branch_rank:
-            _add_to(self.num_branch_hits_per_rank, outcome.branch_rank - 1, 1)
+        self.num_branch_hits += outcome.is_caught
         if outcome.num_tokens == 0:
             return
         self.num_ahead_chains += 1
@@ -291,7 +290,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     ),
     "miss_catch_rate": (
         "share of the misses that were caught by a branch",
-        lambda stats, _: _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses),
+        lambda stats, _: _ratio(stats.num_branch_hits, stats.num_misses),
     ),
     "ready_rate": (
         "share of a sequence's target passes that had draft tokens",

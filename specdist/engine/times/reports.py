@@ -79,22 +79,21 @@ class AheadReport:
             dropped.
         num_branches_R: branches that had been prepared.
         num_branch_tokens_R: tokens of those that have not become candidates.
-        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
-            has.
+        is_caught_R: whether one of them has become the candidates.
     """
 
     num_tokens_R: np.ndarray
     is_hit_R: np.ndarray
     num_branches_R: np.ndarray
     num_branch_tokens_R: np.ndarray
-    branch_ranks_R: np.ndarray
+    is_caught_R: np.ndarray
 
     @staticmethod
     @functools.cache
     def nothing(num_seqs: int) -> AheadReport:
         """The report of a draft that did not work ahead; nobody writes to it."""
         none_R = np.zeros(num_seqs, np.int64)
-        return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R)
+        return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R.astype(bool))
 
     def outcomes(self) -> list[AheadOutcome]:
         """Sequence by sequence."""

@@ -41,7 +41,6 @@ class Branches(NamedTuple):
     Attributes:
         slots_B, draft_slots_B: the slot that each branches off from, and its own one.
         positions_B, token_ids_B: where it begins, and with which token.
-        ranks_B: rank (from 1) of that token among the alternatives at its position.
         chances_B: estimated probability that the branch will be needed.
     """
 
@@ -49,25 +48,23 @@ class Branches(NamedTuple):
     draft_slots_B: np.ndarray
     positions_B: np.ndarray
     token_ids_B: np.ndarray
-    ranks_B: np.ndarray
     chances_B: np.ndarray
 
 
 _NOTHING = np.zeros(0, np.int64)
-NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
+NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
 
 
 class FoundBranches(NamedTuple):
     """Branches that begin with a next token.
 
     ``index_B``: index of the sequence among those looked up; ``draft_slots_B``: the branch's own slot;
-    ``lengths_B``: number of tokens after the next token; ``ranks_B``: of the next token.
+    ``lengths_B``: number of tokens after the next token.
     """
 
     index_B: np.ndarray
     draft_slots_B: np.ndarray
     lengths_B: np.ndarray
-    ranks_B: np.ndarray
 
 
 class BranchTable:
@@ -78,7 +75,7 @@ class BranchTable:
         self.num_branches = num_branches
         shape = (num_slots, num_branches)
         self._positions = np.full(shape, UNUSED, np.int64)
-        self._token_ids, self._ranks, self._lengths = np.zeros((3, *shape), np.int64)
+        self._token_ids, self._lengths = np.zeros((2, *shape), np.int64)
 
     def choose(
         self,
@@ -105,16 +102,12 @@ class BranchTable:
         chosen_B = best[lines_B, places_B]
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)
         index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B
-        # Its rank counts the alternatives up to its column: the drawn token is not one of them.
-        is_alternative_NA = branch_estimates.chances_NA > 0
-        ranks_NA = np.cumsum(is_alternative_NA, axis=1)
         slots_B = slots_S[lines_B]
         return Branches(
             slots_B=slots_B,
             draft_slots_B=self._num_slots + slots_B * self.num_branches + places_B,
             positions_B=begins_S[lines_B] + offsets_B,
             token_ids_B=branch_estimates.alternative_ids_NA[index_B, columns_B],
-            ranks_B=ranks_NA[index_B, columns_B],
             chances_B=flat[lines_B, chosen_B],
         )
 
@@ -125,7 +118,6 @@ class BranchTable:
         places = branches.slots_B, (branches.draft_slots_B - self._num_slots) % self.num_branches
         self._positions[places] = branches.positions_B
         self._token_ids[places] = branches.token_ids_B
-        self._ranks[places] = branches.ranks_B
         self._lengths[places] = lengths_B
 
     def find(self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray) -> FoundBranches:
@@ -135,7 +127,7 @@ class BranchTable:
         lines, places = np.nonzero(is_it)
         slots = slots_S[lines]
         draft_slots = self._num_slots + slots * self.num_branches + places
-        return FoundBranches(lines, draft_slots, self._lengths[slots, places], self._ranks[slots, places])
+        return FoundBranches(lines, draft_slots, self._lengths[slots, places])
 
     def sizes(self, slots_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[S], [S]: each slot's open branches, and the tokens drafted in them."""
@@ -241,14 +233,14 @@ class DraftBranches:
         if not self.table.num_branches:
             return report
         num_branches_R, num_branch_tokens_R = self.table.sizes(slots_R)
-        ranks_R = np.zeros(len(slots_R), np.int64)
+        is_caught_R = np.zeros(len(slots_R), bool)
         positions_R = state.num_committed[slots_R] - 1
         # After a hit no branch is needed.
         wanted_R = np.where(is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
-        index_B, draft_slots_B, lengths_B, ranks_B = self.table.find(slots_R, positions_R, wanted_R)
+        index_B, draft_slots_B, lengths_B = self.table.find(slots_R, positions_R, wanted_R)
         if len(index_B):
             slots_B, positions_B = slots_R[index_B], positions_R[index_B]
-            ranks_R[index_B] = ranks_B
+            is_caught_R[index_B] = True
             num_branch_tokens_R[index_B] -= lengths_B
             sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
             targets = places_from(slots_B, positions_B + 1, lengths_B)
@@ -273,7 +265,7 @@ class DraftBranches:
             report,
             num_branches_R=num_branches_R,
             num_branch_tokens_R=num_branch_tokens_R,
-            branch_ranks_R=ranks_R,
+            is_caught_R=is_caught_R,
         )
 
     def finish(self) -> None:
