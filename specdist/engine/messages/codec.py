@@ -101,7 +101,7 @@ def unpacked_reply(arrays: list[np.ndarray]) -> ProposalReply:
         candidate_ids_C=arrays[2],
         draft_probabilities_C=arrays[3].view(np.float64),
         draft_pass_sizes_P=arrays[4],
-        ahead=AheadReport(arrays[5], arrays[6].astype(bool), *arrays[7:9], arrays[9].astype(bool)),
+        ahead=AheadReport(arrays[5], arrays[6].astype(bool), arrays[7], arrays[8], arrays[9].astype(bool)),
         times=times,
         draft_steps=draft_steps,
         num_rounds_alone=num_rounds_alone,

@@ -16,7 +16,8 @@ from specdist.lab.plan.advise import Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
-    launch_of,
+    launch_commands,
+    launch_lines,
     longest_row,
     memory_table,
     plan_document,
@@ -109,28 +110,23 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         )
     max_positions = min(model.max_positions for model in (target, draft) if model is not None)
     options = run_options(config, chosen, work, max_positions=max_positions)
-    launch = launch_of(
-        chosen,
-        site,
-        options,
-        config_path=config.output_config,
-        prompts=config.prompts,
-        output=config.output,
-    )
+    commands = launch_commands(chosen, site, options, config.output_config)
+    num_nodes = -(-chosen.num_replicas // len(commands))
+    launch = launch_lines(commands, num_nodes)
     if config.output_config is not None:
-        _write_config(config.output_config, run_yaml(options, command, launch.lines()))
+        _write_config(config.output_config, run_yaml(options, command, launch))
     longest = longest_row(chosen, work, max_positions)
     parts += [
         plan_table(plans, chosen, config.gpu_price),
         reason(plans, chosen, target, site),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
-        "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
+        "\n".join([*launch, *filter(None, [shapes_note(options)])]),
     ]
     document |= {
         "plans": [plan_document(plan, config.gpu_price) for plan in plans],
         "recommended": plan_document(chosen, config.gpu_price),
         "options": options,
-        "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
+        "launch": {"commands": commands, "num_nodes": num_nodes},
     }
     return "\n\n".join(parts), document
 

@@ -70,8 +70,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
 
     # What to do
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
-    prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
-    output: str | None = option(None, help="folder of the run, for the commands that are printed")
 
     _refusals: ClassVar[Refusals] = (
         NEEDS_MODEL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import yaml
@@ -237,53 +237,16 @@ def plan_document(plan: Plan, gpu_price: float | None = None) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """How to start a plan.
-
-    Attributes:
-        commands: one for each replica on a node, to be run side by side.
-        num_nodes: number of nodes, all of them with the same output folder.
-        placeholders: words in the commands that stand for unknown paths.
-    """
-
-    commands: tuple[str, ...]
-    num_nodes: int
-    placeholders: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The text: a heading and the commands."""
-        title = "Launch"
-        if len(self.commands) > 1:
-            title += f" {len(self.commands)} replicas side by side"
-        if self.num_nodes > 1:
-            title += f", on each of {self.num_nodes} nodes"
-        if len(self.commands) * self.num_nodes > 1:
-            title += "; they share the prompts through the output folder"
-        notes = ""
-        if self.placeholders:
-            names = " and ".join(self.placeholders)
-            notes = f" (with your paths in place of {names}: plan.py takes --prompts and --output)"
-        return [f"{title}{notes}:", *self.commands]
-
-
-def launch_of(
-    plan: Plan,
-    site: Site,
-    options: Mapping[str, Any],
-    *,
-    config_path: str | None,
-    prompts: str | None,
-    output: str | None,
-) -> Launch:
-    """The commands of a plan. ``options`` are in the file ``config_path``, or else on the command line."""
+def launch_commands(plan: Plan, site: Site, options: Mapping[str, Any], config_path: str | None) -> list[str]:
+    """One for each replica on a node, with words in place of paths. ``options`` are in the file
+    ``config_path``, or else on the command line."""
     per_node = min(site.gpus_per_node // plan.num_gpus, plan.num_replicas)
     job = ["jobs/generate.py"]
     if config_path is not None:
         job += ["--config", config_path]
     else:
         job += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    job += ["--prompts", prompts or PROMPTS, "--output", output or OUTPUT]
+    job += ["--prompts", PROMPTS, "--output", OUTPUT]
     if plan.num_gpus == 1:
         words = ["python", *job]
     else:
@@ -296,8 +259,16 @@ def launch_of(
         # A single replica takes the first visible GPUs.
         prefix = f"CUDA_VISIBLE_DEVICES={gpus} " if per_node > 1 else ""
         commands.append(prefix + shlex.join(words))
-    return Launch(
-        commands=tuple(commands),
-        num_nodes=-(-plan.num_replicas // per_node),
-        placeholders=tuple(word for word, path in ((PROMPTS, prompts), (OUTPUT, output)) if path is None),
-    )
+    return commands
+
+
+def launch_lines(commands: Sequence[str], num_nodes: int) -> list[str]:
+    """The text: a heading and the commands of a node."""
+    title = "Launch"
+    if len(commands) > 1:
+        title += f" {len(commands)} replicas side by side"
+    if num_nodes > 1:
+        title += f", on each of {num_nodes} nodes"
+    if len(commands) * num_nodes > 1:
+        title += "; they share the prompts through the output folder"
+    return [f"{title} (with your paths in place of {PROMPTS} and {OUTPUT}):", *commands]

@@ -115,7 +115,7 @@ class ObservedDraft:
     def __init__(self, draft: DraftWorker) -> None:
         self._draft = draft
         self.device = draft.device
-        self.recover, self.follow = draft.recover, draft.follow
+        self.follow = draft.follow
         self.prefill_and_draft_ahead = draft.prefill_and_draft_ahead
         # From a request to its reply.
         self.spans: list[tuple[int, int]] = []
