@@ -28,19 +28,16 @@ from specdist.config.groups import (
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
-from specdist.policies.choice import (
-    PolicyArguments,
-    PolicyChoice,
-    most_draft_tokens,
-    resolve_policy_options,
-)
 from specdist.policies.registry import (
     AUTO,
     HEAD_KINDS,
-    HEAD_POLICIES,
     OPTION_NAMES,
     TARGET_ONLY,
+    PolicyArguments,
+    PolicyChoice,
+    most_draft_tokens,
     needs_costs,
+    resolve_policy_options,
 )
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_ranges, check_refusals, within, written
@@ -114,7 +111,7 @@ class GenerateConfig(
     _refusals: ClassVar[Refusals] = (
         ("policy", lambda o: o.draft is None and o.policy != TARGET_ONLY,
          "needs a draft model, and none was given: name one with --draft, or use --policy none"),
-        ("policy", lambda o: o.policy in HEAD_POLICIES and not o.head,
+        ("policy", lambda o: o.policy in HEAD_KINDS and not o.head,
          "needs a trained head, and none was given: name its folder with --head, or train one with "
          "jobs/collect.py and jobs/train_head.py"),
         ("head", lambda o: o.policy not in HEAD_KINDS and o.uses_draft_model,
@@ -201,7 +198,7 @@ class GenerateConfig(
 
     @property
     def policy_choice(self) -> PolicyChoice:
-        return PolicyChoice(self.policy, self.policy_options, reads_head=self.head is not None)
+        return PolicyChoice(self.policy, self.policy_options)
 
     @property
     def is_coupled(self) -> bool:

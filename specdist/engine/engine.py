@@ -5,7 +5,8 @@ Every round commits (accepted + 1) tokens per sequence. The round's first token 
 before. A sequence without candidates is an ordinary sequence, so prefill, target-only and speculative rounds
 are all the same round.
 
-Work that the next pass does not need at once waits in one queue, :class:`Pipeline`, for one of two stages.
+Work that can be done later waits for one of two stages of the next round: what the next pass needs is done
+while the draft's reply is awaited, what nobody waits for while the target is at work.
 
 With ``trusts_draft`` (SPRINTER, lossy) all candidates of a block but the last are committed without
 verification. The target still runs them, to fill its cache.
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
@@ -25,46 +25,22 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
-from specdist.engine.rounds.faults import MemoryGuard, NonFiniteGuard, mark_without_token
+from specdist.engine.rounds.faults import NonFiniteGuard, mark_without_token
 from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.rounds.stats_recorder import StatsRecorder
-from specdist.engine.rounds.tracing import record_block, record_token_ahead
+from specdist.engine.rounds.tracing import record_block
 from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
-from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.processors import TokenMasker
+from specdist.sampling.processing.row_table import Processing
 from specdist.utils.garbage import frozen_garbage
 
-Stage = Literal["before_pass", "during_pass"]
-Work = Callable[[], Completion | None]
 NO_PASS = Verified(np.zeros(0, np.int64))
-
-
-class Pipeline:
-    """What rounds leave to be done later, in the order in which they leave it. Nothing else waits.
-
-    ``before_pass``: what the next pass needs: done while the draft's reply is awaited. ``during_pass``: what
-    nobody waits for, and completions that are to be made known: done while the target is at work.
-    """
-
-    def __init__(self) -> None:
-        self._queue: list[tuple[Stage, Work]] = []
-
-    def add(self, stage: Stage, work: Work) -> None:
-        self._queue.append((stage, work))
-
-    def take(self, stage: Stage) -> list[Work]:
-        """All that waits for this stage, which is then the caller's to do."""
-        taken = [work for each, work in self._queue if each == stage]
-        if taken:
-            self._queue = [(each, work) for each, work in self._queue if each != stage]
-        return taken
 
 
 @dataclass
@@ -73,7 +49,6 @@ class Round:
 
     Attributes:
         last: how the pass before it ended; tails: where its sequences go on, once that is committed.
-        traffic: among the target's ranks, until it begins; once all is committed, in the round.
         near_ends: sequences that any next token may end.
         ended: sequences that it has ended, and that are still to be made known; blocks: of the others.
         following: the next round, where it is known during the pass.
@@ -82,7 +57,6 @@ class Round:
 
     plan: RoundPlan
     last: LastPass
-    traffic: Traffic
     opened: OpenedSequences = NOTHING_OPENED
     tails: Tails | None = None
     near_ends: list[int] = field(default_factory=list)
@@ -108,12 +82,12 @@ class Engine:
         scheduler: Scheduler,
         stop_rules: StopRules,
         stats_recorder: StatsRecorder,
-        memory_guard: MemoryGuard,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         processing: Processing | None = None,
         book: LogprobBook | None = None,
         masker: TokenMasker | None = None,
+        on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
         """
         Args:
@@ -122,6 +96,8 @@ class Engine:
             processing: of logits, by target and draft, which are then told of rows what it needs.
             book: notes the log-probabilities of all tokens.
             masker: the target's, which can say why a row has no next token.
+            on_lone_row: called before every round with the row and sample that runs alone in the smallest
+                batch, or None; lets a restart know which row a lack of memory was about.
         """
         self._target, self._masker = target, masker
         self._verifier, self._book = Verifier(target, book), book
@@ -132,8 +108,9 @@ class Engine:
         self._trusts_draft = trusts_draft
         self._processing = processing
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
-        self._memory_guard, self._nonfinite_guard = memory_guard, NonFiniteGuard()
-        self._pipeline = Pipeline()
+        self._on_lone_row, self._nonfinite_guard = on_lone_row, NonFiniteGuard()
+        self._before_pass: list[Callable[[], None]] = []
+        self._during_pass: list[Callable[[], Completion | None]] = []
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None
 
@@ -156,35 +133,33 @@ class Engine:
             # A request may follow from what has ended.
             yield from self._make_known()
         this = self.round = self._schedule()
-        out_of_memory: str | None = None
+        if self._on_lone_row is not None:
+            self._on_lone_row(self.scheduler.lone_row)
         try:
             if not this.plan.is_empty:
                 self._draft(this)
                 yield from self._verify(this)
                 self._commit(this)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError):
             # No error of a round takes what had been finished before it.
             self.commit()
             yield from self._make_known()
-            out_of_memory = self._memory_guard.reason(error)
-        if out_of_memory is not None:
-            # The error is gone, and with it the round's tensors.
-            too_long = self._memory_guard.make_smaller(this.plan, out_of_memory)
-            if too_long is not None:
-                self._finish(this, too_long, "error")
+            raise
         ended, this.ended = this.ended, []
         for sequence in self._nonfinite_guard.filter(ended, is_end=this.plan.is_empty):
-            self._pipeline.add("during_pass", partial(self._completed, sequence))
+            self._during_pass.append(partial(self._completed, sequence))
         return this.plan.is_empty
 
     def commit(self) -> None:
         """Append what the last pass has accepted, where that is still to be done."""
-        for work in self._pipeline.take("before_pass"):
+        waiting, self._before_pass = self._before_pass, []
+        for work in waiting:
             work()
 
     def _make_known(self) -> Iterator[Completion]:
         """Count what is still to be counted, and yield the completions of what has ended."""
-        for work in self._pipeline.take("during_pass"):
+        waiting, self._during_pass = self._during_pass, []
+        for work in waiting:
             if (completion := work()) is not None:
                 yield completion
 
@@ -194,16 +169,14 @@ class Engine:
         if early is None:
             plan = self.scheduler.plan()
             early = plan, LastPass.of(plan.decoding)
-        return Round(*early, traffic=self._target.traffic)
+        return Round(*early)
 
     def _draft(self, this: Round) -> None:
         """Ask the draft for next tokens and candidates; the last round is committed meanwhile."""
-        self._memory_guard.begin_round()
         request = self._request(this)
         with self._clock.phase("idle"):
             this.reply = self._proposer.propose(request, self._clock)
         self._look(this)
-        self._memory_guard.note_reply()
 
     def _look(self, this: Round) -> None:
         """Commit the last round, and see where sequences go on; once."""
@@ -227,7 +200,7 @@ class Engine:
             next_distributions_W=self._verifier.next_distributions(plan.decoding, last.next_token_ids_R),
             sequences=plan.decoding,
             meanwhile=partial(self._look, this),
-            suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
+            suspended_slots=np.array(plan.suspended_slots, np.int64),
             opened=this.opened,
             context=flat_context(plan.chunks, keeps_states=settings.draft_keeps_states),
             num_prefill_tokens=plan.num_prefill_tokens,
@@ -245,18 +218,15 @@ class Engine:
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
         weights: dict[Kind, int] = {"prefill": plan.num_prefill_tokens, "verify": blocks.num_tokens}
         this.num_pass_tokens = sum(weights.values())
-        try:
-            if this.num_pass_tokens:
-                with self._clock.mixed_phase(weights) as this.pass_time:
-                    verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, this.opened)
-        finally:
-            # The target is at work, or its pass has failed; the draft counts on the next tokens in any case.
-            self._commit_next_tokens(this, ends)
+        if this.num_pass_tokens:
+            with self._clock.mixed_phase(weights) as this.pass_time:
+                verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, this.opened)
+        self._commit_next_tokens(this, ends)
         if this.num_pass_tokens:
             yield from self._make_known()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(this.ended) + 1)
-            if self._book is None and reply.traced is None:
+            if self._book is None and reply.features_3C is None:
                 candidates = [(block.sequence, block.candidate_ids) for block in this.blocks]
                 this.following = NextRound.foresee(self.scheduler, self._stop_rules, candidates, plan)
             this.verified = verified()
@@ -267,17 +237,17 @@ class Engine:
         following, num_accepted_R = this.following, this.verified.num_accepted_R
         over = following.ended(num_accepted_R) if following is not None else []
         self._commit_candidates(this, over)
-        self._pipeline.add("before_pass", partial(self._commit_rest, this, over))
-        self._pipeline.add("during_pass", partial(self._count, this))
+        self._before_pass.append(partial(self._commit_rest, this, over))
+        self._during_pass.append(partial(self._count, this))
         if following is not None and len(over) < len(following.sequences):
             self._early = following.after(num_accepted_R, over)
         else:
             self.commit()
 
     def _commit_rest(self, this: Round, over: list[int]) -> None:
-        """All blocks but these; the round's times and messages end with them."""
+        """All blocks but these; the round's times end with them."""
         self._commit_candidates(this, [index for index in range(len(this.blocks)) if index not in over])
-        this.times, this.traffic = self._clock.cut(), self._target.traffic - this.traffic
+        this.times = self._clock.cut()
 
     def _count(self, this: Round) -> None:
         """Once the round is committed."""
@@ -289,7 +259,6 @@ class Engine:
             reply=this.reply,
             num_pass_tokens=this.num_pass_tokens,
             pass_time=this.pass_time,
-            target_traffic=this.traffic,
             target_peak_bytes=peak_memory_bytes(self._target.device),
         )
 
@@ -303,7 +272,7 @@ class Engine:
         """Append each sequence's next token; the blocks of those that it does not end go on."""
         reply, count = this.reply, self._stats_recorder
         blocks = blocks_of(reply, this.plan.decoding, trusts_draft=self._trusts_draft)
-        for index, (block, reason) in enumerate(zip(blocks, ends, strict=True)):
+        for block, reason in zip(blocks, ends, strict=True):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
@@ -311,7 +280,6 @@ class Engine:
                 self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()
-            record_token_ahead(block, reply, index)
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
             count.record_next_token(block, is_reached=was_full, is_miss=missed)
@@ -332,7 +300,7 @@ class Engine:
             sequence, num_drafted = block.sequence, block.num_candidates
             accepted_ids = block.candidate_ids[: num_accepted[index]]
             num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
-            if block.features_4K is not None:
+            if block.features_3K is not None:
                 # Nothing after a stop counts as verified; without one, the first rejected candidate does.
                 num_verified = min(num_kept + (reason is None), num_drafted)
                 acceptance_K = None if acceptances is None else acceptances[index]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import InProcess
 from specdist.engine.messages.interfaces import Proposer
 from specdist.models.draft_models.block import BLOCK, BlockDrafter, published_config
 from specdist.models.drafters.runner import DrafterRunner

@@ -9,7 +9,7 @@ from specdist.engine.request import Request
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.sampling.constraints.letters import END
 
 NUM_COMBINATIONS = 20

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.draft.channels import ToRank
+from specdist.engine.draft.client import ToRank
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.vocab_parallel import vocab_ranges

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBranches
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.opened import OpenedSequences
@@ -145,9 +144,9 @@ def test_candidates_always_continue_the_committed_tokens(family: str) -> None:
             for depth, token in enumerate(chain):
                 assert token == ranked_continuation(model, row + chain[:depth])[0]
         num_missed += sum(is_miss)
-        num_caught += int((reply.ahead.branch_ranks_R > 0).sum())
+        num_caught += int(reply.ahead.is_caught_R.sum())
         assert all(len(chain) == NUM_DRAFT_TOKENS for chain, rank in
-                   zip(candidates, reply.ahead.branch_ranks_R.tolist(), strict=True) if rank)  # fmt: skip
+                   zip(candidates, reply.ahead.is_caught_R.tolist(), strict=True) if rank)  # fmt: skip
     assert 0 < num_caught < num_missed
 
 
@@ -168,7 +167,6 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert chosen.slots_B.tolist() == [3, 3, 1]
     assert chosen.positions_B.tolist() == [10, 11, 20]
     assert chosen.token_ids_B.tolist() == [2, 5, 9]
-    assert chosen.ranks_B.tolist() == [1, 1, 2]
     assert chosen.chances_B == pytest.approx([0.3, 0.5 * 0.3, 0.05])
     assert len(set(chosen.draft_slots_B.tolist())) == 3 and min(chosen.draft_slots_B) >= 4
     table.open(chosen, np.array([4, 3, 2]))
@@ -221,9 +219,7 @@ class Cache:
         self.adopted.append(slots_B.tolist())
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
-    """A sequence that is opened again may have other pages."""
+def test_keys_of_an_adopted_branch_follow_once() -> None:
     slots = np.arange(2)
     cache, state = Cache(), DraftState(
         num_slots=2, num_branches=1, max_length=9, vocab_size=5, device=torch.device("cpu")
@@ -232,18 +228,16 @@ def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
     branches = DraftBranches(cast(ModelRunner, cache), state, settings, None, num_branches=1)
     # Each has a branch after a token; the next token of the second sequence is that of its branch.
     branches.table.open(
-        Branches(slots, slots + 2, np.full(2, 3), np.array([1, 2]), np.ones(2, np.int64), np.ones(2)),
+        Branches(slots, slots + 2, np.full(2, 3), np.array([1, 2]), np.ones(2)),
         np.full(2, 2),
     )
     state.num_committed[:], state.token_ids[:2, 3] = 4, [0, 2]
     state.token_ids[3, 4:6] = [4, 3]
-    report = branches.adopt(slots, FirstAhead.nothing(2), 1)
+    report = branches.adopt(slots, np.zeros(2, np.int64), np.zeros(2, bool), 1)
     assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 0]
-    assert report.branch_ranks_R.tolist() == [0, 1]
+    assert report.is_caught_R.tolist() == [False, True]
     assert state.num_candidates.tolist() == [0, 2] and state.token_ids[1, 4:6].tolist() == [4, 3]
     assert not cache.adopted
-    if has_failed:
-        branches.drop()
     branches.finish()
     branches.finish()
-    assert cache.adopted == ([] if has_failed else [[1]])
+    assert cache.adopted == [[1]]

@@ -86,7 +86,7 @@ def test_the_cache_of_every_row_is_what_the_draft_assumes(
     stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 1000 and stats.num_misses > 50
     assert (stats.num_preemptions > 5) == (num_pages == 24)
-    assert sum(stats.num_branch_hits_per_rank) > 10 or not replica.ahead.num_branches
+    assert stats.num_branch_hits > 10 or not replica.ahead.num_branches
 
 
 class EveryCandidate(CheckedDraft):
@@ -122,4 +122,4 @@ def test_what_is_drafted_after_an_adopted_branch_sees_its_tokens() -> None:
     replica.generate(requests_for([[first, *prompt] for first, prompt in enumerate(PROMPTS)]))
     stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 200
-    assert sum(stats.num_branch_hits_per_rank) > 10
+    assert stats.num_branch_hits > 10

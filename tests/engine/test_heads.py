@@ -163,29 +163,27 @@ def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
 def test_runs_of_steps_draft_what_single_steps_do(
     hidden_state: HiddenState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device's draft loop gives the policy and the trace the same estimates."""
+    """A device's draft loop gives the policy the same estimates."""
     target = tiny_model("llama", seed=3)
     head = random_head(target, offset=0.7, uses_features=True, hidden_state=hidden_state)
 
     def completions() -> list[Completion]:
-        replica = Harness(target, noisy_copy(target), policy=policy_of("sprinter"), head=head, is_traced=True,
-                          settings=SAMPLED, max_new_tokens=24, trusts_draft=True)  # fmt: skip
-        return replica.generate(requests_for(prompts_of_lengths(5, 2, 11)))
+        replica = Harness(target, noisy_copy(target), policy=policy_of("sprinter"), head=head,
+                          settings=SAMPLED, max_new_tokens=40, trusts_draft=True)  # fmt: skip
+        found = replica.generate(requests_for(prompts_of_lengths(5, 2, 11, 23, 17)))
+        assert num_lengths(replica.stats_recorder.close_shard(0)) > 2
+        return found
 
     alone = completions()
     monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     runs = completions()
     assert [c.token_ids for c in runs] == [c.token_ids for c in alone]
-    estimates = [[t.head_probability for c in each for t in c.trace] for each in (alone, runs)]
-    known = [[x for x in each if x is not None] for each in estimates]
-    # Up to rounding, which is the processor's.
-    assert known[0] == pytest.approx(known[1], abs=1e-5) and len(known[0]) > 20
-    assert [x is None for x in estimates[0]] == [x is None for x in estimates[1]]
+    assert [c.num_draft_tokens for c in runs] == [c.num_draft_tokens for c in alone]
 
 
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "replayed"])
 def test_an_estimate_from_the_drawing_state_comes_with_the_draw(kind_of_pass: str) -> None:
-    """To the policy, before a pass is run over the token; and to the trace."""
+    """To the policy, before a pass is run over the token."""
     target = tiny_model("llama", seed=3)
     head = random_head(target, uses_features=True, hidden_state="drawing")
     acceleration = Acceleration(
@@ -200,19 +198,14 @@ def test_an_estimate_from_the_drawing_state_comes_with_the_draw(kind_of_pass: st
     assert stats.num_empty_draft_steps == 0 and stats.num_head_tokens == stats.num_draft_row_steps
     draft = noisy_copy(target, scale=0.004)
     told = [rows.features.estimates for rows in spy.asked if rows.features is not None]
-    expected = [
-        float(estimates_from_scratch(head, draft, [*before, token.token_id], SAMPLED)[-1])
-        for token in completion.trace
-        if token.is_verified
-        for before in [prompt + completion.token_ids[: token.position]]
-    ]
-    verified = [token.head_probability for token in completion.trace if token.is_verified]
-    assert verified == pytest.approx(expected, abs=1e-5) and len(expected) > 5
     # Of the first block, but for the token at the cap.
     first = [token for token in completion.trace if token.round == completion.trace[0].round]
+    drafted = prompt + completion.token_ids[: first[0].position] + [token.token_id for token in first]
+    expected = estimates_from_scratch(head, draft, drafted, SAMPLED)[-len(first) :].tolist()
     assert [float(each[0, 0]) for each in told[: len(first) - 1] if each is not None] == pytest.approx(
-        [token.head_probability for token in first[:-1]], abs=1e-5
+        expected[:-1], abs=1e-5
     )
+    assert len(first) > 3
 
 
 @pytest.mark.parametrize(
@@ -258,31 +251,3 @@ def estimates_from_scratch(
     read = slice(0, -1) if head.reads_drawing_state else slice(1, None)
     estimates = head(output.hidden_states[-1][0, read], features_3N).sigmoid()
     return torch.cat([torch.full((1,), torch.nan), estimates])
-
-
-@every_mode
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_trace_has_the_head_s_estimates(ahead: dict[str, int], settings: SamplingSettings) -> None:
-    """Of every verified token, accepted or not, that a pass was run over; also of one that was drafted where
-    a decision belongs, after one that was not, in a branch, and after a preemption."""
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
-    head = random_head(target, offset=0.7, uses_features=True)
-    replica = Harness(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
-                      max_new_tokens=40, max_seq_len=52, max_num_seqs=16, num_pages=22, is_traced=True,
-                      **ahead)  # fmt: skip
-    num_known, num_unknown = {True: 0, False: 0}, 0
-    for completion in replica.generate(requests_for(prompts_of_lengths(5, 2, 11, 8))):
-        whole = completion.request.prompt_ids + completion.token_ids
-        for token in completion.trace:
-            if not token.is_verified:
-                continue
-            if token.head_probability is None:
-                num_unknown += 1
-                continue
-            num_known[token.is_accepted] += 1
-            before = whole[: len(completion.request.prompt_ids) + token.position]
-            expected = estimates_from_scratch(head, draft, [*before, token.token_id], settings)
-            assert token.head_probability == pytest.approx(float(expected[-1]), abs=1e-4)
-    assert min(num_known.values()) > 10 and num_unknown > 0
-    assert replica.stats_recorder.close_shard(0).num_preemptions > 0

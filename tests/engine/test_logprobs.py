@@ -12,7 +12,7 @@ import torch
 
 from specdist.engine.request import Completion
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE
 from tests.engine.sampled import COUPLED, FILTERED, PLAIN, PROMPTS, TOP_K, markov_replica

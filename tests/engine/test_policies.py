@@ -25,6 +25,7 @@ from specdist.policies import (
     Svip,
     VerifiedBlocks,
 )
+from specdist.policies.lengths import thresholds
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FEWER_SAMPLES, markov_replica, p_values
@@ -39,16 +40,12 @@ CAP = 6
 def policies_by_name(
     *, stop_probability: float, stop_root_entropy: float, stop_bound: float
 ) -> dict[str, LengthPolicy]:
-    window = {"num_draft_tokens": 3, "min_draft_tokens": 1, "max_draft_tokens": CAP}
-    gammatune = {**window, "length_bonus": 2.0, "length_rate": 0.5}
+    gammatune = {"num_draft_tokens": 3, "max_draft_tokens": CAP, "length_rate": 0.5}
     return {
         "hf_heuristic": HfHeuristic(num_draft_tokens=3, max_draft_tokens=CAP),
         "confidence": ConfidenceThreshold(max_draft_tokens=CAP, stop_probability=stop_probability),
         "svip": Svip(max_draft_tokens=CAP, stop_root_entropy=stop_root_entropy),
-        # It adapts fast, so that a row's history matters.
-        "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=stop_bound, stop_bound_step=0.2,
-                         stop_bound_momentum=0.5, entropy_factor=0.2, target_acceptance=0.6,
-                         acceptance_momentum=0.5),
+        "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=stop_bound, target_acceptance=0.6),
         "gammatune": GammaTune(**gammatune),
         "gammatune_plus": GammaTunePlus(**gammatune, stop_probability=stop_probability),
     }  # fmt: skip
@@ -68,6 +65,13 @@ CASES = [
     *(("none", name) for name in POLICIES),
     *(("branches", name) for name in ("confidence", "gammatune_plus")),
 ]
+
+
+@pytest.fixture(autouse=True)
+def adapts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threshold of AdaEDL moves so far that a row's history matters."""
+    monkeypatch.setattr(thresholds, "STEP", 0.2)
+    monkeypatch.setattr(thresholds, "MOMENTUM", 0.5)
 
 
 def num_lengths(stats: Stats) -> int:

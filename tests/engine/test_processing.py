@@ -23,10 +23,9 @@ import torch
 from specdist.engine.request import Completion, Request
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
 from specdist.sampling.processing.processors import LogitsProcessors
 from specdist.sampling.processing.row_filters import RowFilters
-from specdist.sampling.processing.row_table import QueryPositions, RowTable
+from specdist.sampling.processing.row_table import Processing, QueryPositions, RowTable, TokenOptions
 from tests.engine.combinations import NUM_COMBINATIONS, combination
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair

@@ -17,7 +17,7 @@ from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan
-from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import DeviceClock, PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
@@ -155,7 +155,6 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
             reply=reply_of(num_passes, t_draft * num_passes),
             num_pass_tokens=4 if has_target else 0,
             pass_time=PhaseTime(t_target, is_known=True) if has_target else None,
-            target_traffic=Traffic(),
             target_peak_bytes=0,
         )
         for row, (_, last) in zip(rows, first_and_last, strict=True):
@@ -173,7 +172,7 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
 def test_a_replicas_start_is_counted_once_with_its_first_token() -> None:
     began_ns = time.time_ns()
     stats_recorder = StatsRecorder(began_ns)
-    ahead = AheadOutcome(num_tokens=0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, branch_rank=0)
+    ahead = AheadOutcome(0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, is_caught=False)
     for shard in (3, 3, 4):
         request = Request(row_id=0, sample_index=0, prompt_ids=[1], shard=shard)
         block: Any = SimpleNamespace(sequence=SimpleNamespace(request=request), ahead=ahead)

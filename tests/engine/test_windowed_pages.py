@@ -112,24 +112,6 @@ def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_s
     assert runner_of(replica).num_seen_in_windows > 5_000
 
 
-def test_pages_of_a_failed_pass_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory runs out in a pass over prompts, whose pages nobody has written then."""
-    requests = markov_prompts()
-    expected = [completion.token_ids for completion in windowed_markov(COUPLED).generate(requests)]
-    replica = windowed_markov(COUPLED)
-    runner, failures = runner_of(replica), iter([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1])
-    forward = runner.forward
-
-    def failing(*arguments: Any) -> Any:
-        if next(failures, 0):
-            raise torch.OutOfMemoryError("planted")
-        return forward(*arguments)
-
-    monkeypatch.setattr(runner, "forward", failing)
-    assert [completion.token_ids for completion in replica.generate(requests)] == expected
-    assert replica.stats_recorder.close_shard(0).num_out_of_memory == 2
-
-
 @functools.cache
 def pair_of(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     torch.manual_seed(3)

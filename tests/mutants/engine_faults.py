@@ -10,22 +10,18 @@ STOPS = DISTRIBUTION + "test_stop_tokens_do_not_bias_the_output"
 SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
 IDENTITY = "tests/engine/test_identity.py"
 PAGES = "tests/models/cache/test_pages.py"
-LITTLE_MEMORY = (
-    "tests/engine/test_faults.py::"
-    "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"
-)
 DRAFT_CACHE = "tests/engine/test_draft_cache.py"
 STOPPING = "tests/engine/test_stopping.py"
 TEXTS = "tests/engine/test_detokenizer.py"
 
 ENGINE_FAULTS = (
     Mutant("bonus-token-drawn-one-position-early", "Verifier.verify",
-        "index_W = starts_R + num_accepted_R - num_skipped_R\n",
-        "index_W = starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0)\n",
+        "index_W = starts_R + num_accepted_R\n",
+        "index_W = starts_R + np.maximum(num_accepted_R - 1, 0)\n",
         (SYNCHRONOUS,), is_dangerous=True),
     Mutant("decision-always-drawn-after-whole-block", "Verifier.verify",
-        "index_W = starts_R + num_accepted_R - num_skipped_R\n",
-        "index_W = starts_R + num_logits_R - 1\n",
+        "index_W = starts_R + num_accepted_R\n",
+        "index_W = starts_R + lengths_R - 1\n",
         (SYNCHRONOUS,)),
     Mutant("blocks-stand-one-position-too-late", "Tails.of",
         "(each.slot, each.stream_key, len(each.token_ids))",
@@ -157,10 +153,6 @@ ENGINE_FAULTS = (
         "in wanted_now:\n            self._ahead.branches.finish()\n",
         "in wanted_now:\n",
         (DRAFT_CACHE,)),
-    Mutant("adopted-though-the-request-has-failed", "DraftBranches.drop",
-        'will be opened again."""\n        self._after_reply = lambda: None\n',
-        'will be opened again."""\n',
-        ("tests/engine/test_branches.py",)),
     Mutant("likeliest-branch-looked-for-without-what-stands-before-it", "BranchTable.choose",
         "scores[lines_N, offsets_N] = reached[:, None] * chances_NA",
         "scores[lines_N, offsets_N] = chances_NA",
@@ -186,8 +178,4 @@ ENGINE_FAULTS = (
         "        self._evictable.pop(page, None)\n",
         "",
         (PAGES,)),
-    Mutant("pages-whose-pass-failed-can-be-found", "PageTable.forget_contents",
-        "        self._page_of_key.clear()\n        self._key_of_page.clear()\n",
-        "",
-        (PAGES, LITTLE_MEMORY)),
 )

@@ -34,7 +34,6 @@ def asked_of(
     round_name: str,
     num_drafted: int,
     top_DR: np.ndarray,
-    earlier_DR: np.ndarray | None,
     going: np.ndarray,
     known: slice | None,
 ) -> DraftSequences:
@@ -46,37 +45,32 @@ def asked_of(
         draft_slots_R=going,
         histories_RH=asked.histories_RH[going],
         features=None if known is None else features_of(top_DR[known][:, going]),
-        earlier_estimates_DR=None if known is None or earlier_DR is None else earlier_DR[known][:, going],
         round=dataclasses.replace(asked.round, num_context_tokens=700.0),
         reach_R=np.array([1.0, 0.9, 0.7])[going],
     )
 
 
 @pytest.mark.parametrize("round_name", ROUNDS)
-@pytest.mark.parametrize("reads_head", [False, True], ids=["features", "head"])
-def test_asked_at_once_it_answers_what_it_would_have_step_by_step(round_name: str, reads_head: bool) -> None:
-    """Also where sequences end on the way, and with a head's estimates of the tokens before."""
+def test_asked_at_once_it_answers_what_it_would_have_step_by_step(round_name: str) -> None:
+    """Also where sequences end on the way."""
     rng = np.random.default_rng(5)
     found = set()
     for _ in range(150):
-        policy = goodput(
-            costs(int(rng.integers(2, 40))), acceptance=rng.uniform(0.5, 0.95), reads_head=reads_head
-        )
+        policy = goodput(costs(int(rng.integers(2, 40))), acceptance=rng.uniform(0.5, 0.95))
         policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
         top_DR = 1 - rng.choice([0.1, 0.6, 1.0]) * rng.uniform(size=(CAP - 1, NUM_ROWS))
-        earlier_DR = np.concatenate([np.full((1, NUM_ROWS), np.nan), top_DR[:-1]]) if reads_head else None
         most_R = rng.integers(1, CAP + 2, NUM_ROWS)
         patient, lengths_R = copy.deepcopy(policy), np.zeros(NUM_ROWS, int)
         for step in range(CAP):
             going = np.flatnonzero((lengths_R >= step) & (most_R > step))
             if len(going):
                 known = slice(step - 1, step) if step else None
-                asked = asked_of(round_name, step, top_DR, earlier_DR, going, known)
+                asked = asked_of(round_name, step, top_DR, going, known)
                 lengths_R[going] = np.where(patient.wants(asked) > step, step + 1, step)
-        begun_R = policy.wants(asked_of(round_name, 0, top_DR, earlier_DR, np.arange(NUM_ROWS), None))
+        begun_R = policy.wants(asked_of(round_name, 0, top_DR, np.arange(NUM_ROWS), None))
         going = np.flatnonzero((begun_R > 0) & (most_R > 1))
         if len(going):
-            asked = asked_of(round_name, CAP - 1, top_DR, earlier_DR, going, slice(None))
+            asked = asked_of(round_name, CAP - 1, top_DR, going, slice(None))
             lengths_A = policy.wants(dataclasses.replace(asked, most_R=most_R[going]))
             expected_A = np.where(lengths_R[going] >= most_R[going], CAP, lengths_R[going])
             assert lengths_A.tolist() == expected_A.tolist()

@@ -13,11 +13,9 @@ from specdist.sampling.distributions import (
     Dense,
     OneHot,
     SamplingSettings,
-    distributions_from_logits,
-)
-from specdist.sampling.rejection_sampler import (
     accepted,
     count_accepted,
+    distributions_from_logits,
     known_next_tokens,
     recovered_distributions,
 )

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.sampling import rejection_sampler
-from specdist.sampling.distributions import Dense
-from specdist.sampling.random import Purpose, RandomKeys
-from specdist.sampling.rejection_sampler import (
+from specdist.sampling import distributions as rejection_sampler
+from specdist.sampling.distributions import (
+    Dense,
     acceptance_probabilities,
     accepted,
     count_accepted,
     sample_next_tokens,
     verify_candidates,
 )
+from specdist.sampling.random import Purpose, RandomKeys
 from tests.statistics import chi_square_p_value
 
 VOCAB_SIZE = 5

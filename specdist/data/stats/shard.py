@@ -26,7 +26,7 @@ class AheadOutcome:
         num_tokens: tokens drafted ahead.
         is_hit: the first of them was the next token; the others are the next candidates.
         num_branches: branches prepared for a miss.
-        branch_rank: rank, from 1, of the alternative whose branch became the candidates; 0 if none did.
+        is_caught: a branch became the candidates.
         num_lost_branch_tokens: tokens of the other branches.
     """
 
@@ -34,7 +34,7 @@ class AheadOutcome:
     is_hit: bool
     num_branches: int
     num_lost_branch_tokens: int
-    branch_rank: int
+    is_caught: bool
 
 
 @dataclass
@@ -68,7 +68,6 @@ class Stats:
     num_head_tokens: int = stat("tokens for which a trained head gave an estimate")
     num_forced_draft_tokens: int = stat("draft tokens that a row's constraint forces: drafted without a pass")
     num_preemptions: int = stat("times that a sequence gave back its cache pages, to be computed again later")
-    num_out_of_memory: int = stat("rounds that ran out of memory and were repeated with a smaller batch")
     num_starts: int = stat("replicas whose first token belongs to the shard")
     first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
     num_rounds: int = stat("rounds (draft, verify, commit)")
@@ -76,11 +75,6 @@ class Stats:
         "which of the manifest's costs the shard was begun with: corrections before; merges as a maximum",
         merge=max,
     )
-    num_messages: int = stat("messages between the target's rank 0 and the draft")
-    num_message_bytes: int = stat("total bytes of these messages")
-    num_state_bytes: int = stat("bytes of the target's hidden states that were given to a drafter of them")
-    num_target_messages: int = stat("messages between the target's ranks")
-    num_target_message_bytes: int = stat("total bytes of these messages")
     num_ahead_chains: int = stat(
         "chains of tokens drafted ahead (`--overlap asynchronous`), one per row and round"
     )
@@ -90,7 +84,7 @@ class Stats:
     num_misses: int = stat("next tokens that invalidated what was drafted after them")
     num_branches: int = stat("branches prepared for misses")
     num_branch_tokens: int = stat("tokens of the branches that were not used")
-    num_branch_hits_per_rank: list[int] = stat("misses that a branch caught, by its alternative's rank", list)
+    num_branch_hits: int = stat("misses that a branch caught")
     num_accepted_tokens_per_pos: list[int] = stat("accepted tokens by their position in the block", list)
     draft_length_histogram: list[int] = stat("blocks by number of draft tokens", list)
     accepted_length_histogram: list[int] = stat("blocks by number of accepted tokens", list)
@@ -111,8 +105,7 @@ class Stats:
         self.num_misses += is_miss
         self.num_branches += outcome.num_branches
         self.num_branch_tokens += outcome.num_lost_branch_tokens
-        if outcome.branch_rank:
-            _add_to(self.num_branch_hits_per_rank, outcome.branch_rank - 1, 1)
+        self.num_branch_hits += outcome.is_caught
         if outcome.num_tokens == 0:
             return
         self.num_ahead_chains += 1
@@ -264,7 +257,6 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "num_completions": _counted("num_completions"),
     "num_error_rows": _counted("num_error_rows"),
     "num_cut_completions": _counted("num_cut_completions"),
-    "num_out_of_memory": _counted("num_out_of_memory"),
     "num_completion_tokens": _counted("num_completion_tokens"),
     "wall_s": ("seconds of work, summed over replicas", lambda stats, _: stats.wall_ns / NS_PER_S),
     "tokens_per_s": (
@@ -296,25 +288,9 @@ FIGURES: dict[str, tuple[str, Figure]] = {
         "(SpecDec++)",
         lambda stats, _: stats.discard_rate,
     ),
-    "messages_per_round": (
-        "messages between the target's rank 0 and the draft, per round",
-        lambda stats, _: _ratio(stats.num_messages, stats.num_rounds),
-    ),
-    "message_bytes_per_round": (
-        "bytes of these messages, per round",
-        lambda stats, _: _ratio(stats.num_message_bytes, stats.num_rounds),
-    ),
-    "state_bytes_per_round": (
-        "bytes of hidden states per round, of a drafter of them",
-        lambda stats, _: _ratio(stats.num_state_bytes, stats.num_rounds),
-    ),
-    "target_message_bytes_per_pass": (
-        "bytes of messages between the target's ranks, per target pass",
-        lambda stats, _: _ratio(stats.num_target_message_bytes, stats.num_target_passes),
-    ),
     "miss_catch_rate": (
         "share of the misses that were caught by a branch",
-        lambda stats, _: _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses),
+        lambda stats, _: _ratio(stats.num_branch_hits, stats.num_misses),
     ),
     "ready_rate": (
         "share of a sequence's target passes that had draft tokens",

@@ -17,7 +17,7 @@ from specdist.engine.messages.interfaces import PromptTokens, VerifyInput
 from specdist.engine.messages.opened import NOTHING_OPENED
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import TargetStates
-from specdist.engine.times.reports import AheadReport, Traffic
+from specdist.engine.times.reports import AheadReport
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Dense
@@ -80,7 +80,7 @@ def tensors(request: ProposalRequest) -> list[Tensor]:
 
 
 def packed_reply(reply: ProposalReply) -> list[np.ndarray]:
-    """All but the traffic, which the receiver counts."""
+    """The reply."""
     return [
         reply.next_token_ids_R,
         reply.num_drafted_R,
@@ -88,25 +88,24 @@ def packed_reply(reply: ProposalReply) -> list[np.ndarray]:
         reply.draft_probabilities_C.view(np.int64),
         reply.draft_pass_sizes_P,
         *vars(reply.ahead).values(),
-        pickled((reply.times, reply.draft_steps, reply.num_rounds_alone, reply.traced)),
+        pickled((reply.times, reply.draft_steps, reply.num_rounds_alone, reply.features_3C)),
     ]
 
 
-def unpacked_reply(arrays: list[np.ndarray], traffic: Traffic) -> ProposalReply:
-    """The reply, with its traffic."""
-    times, draft_steps, num_rounds_alone, traced = unpickled(arrays[10])
+def unpacked_reply(arrays: list[np.ndarray]) -> ProposalReply:
+    """The reply."""
+    times, draft_steps, num_rounds_alone, features_3C = unpickled(arrays[10])
     return ProposalReply(
         next_token_ids_R=arrays[0],
         num_drafted_R=arrays[1],
         candidate_ids_C=arrays[2],
         draft_probabilities_C=arrays[3].view(np.float64),
         draft_pass_sizes_P=arrays[4],
-        ahead=AheadReport(arrays[5], arrays[6].astype(bool), *arrays[7:10]),
+        ahead=AheadReport(arrays[5], arrays[6].astype(bool), arrays[7], arrays[8], arrays[9].astype(bool)),
         times=times,
         draft_steps=draft_steps,
         num_rounds_alone=num_rounds_alone,
-        traced=traced,
-        traffic=traffic,
+        features_3C=features_3C,
     )
 
 

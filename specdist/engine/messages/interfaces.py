@@ -14,7 +14,6 @@ import torch
 
 from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
@@ -104,8 +103,13 @@ class ScoresTokens(Protocol):
         ...
 
 
-class VerifyOutput(ScoresTokens, Protocol):
+class VerifyOutput(Protocol):
     """The result of a target pass, in the process that verifies."""
+
+    @property
+    def scores(self) -> ScoresTokens | None:
+        """What knows the pass's logits; None where no log-probabilities are wanted."""
+        ...
 
     def candidate_probabilities(self) -> np.ndarray:
         """float64 [C]: the target's probability of every candidate at its position."""
@@ -122,16 +126,6 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def is_single_rank(self) -> bool:
-        """No other rank takes part in a pass, so that a failed pass can be repeated."""
-        ...
-
-    @property
-    def traffic(self) -> Traffic:
-        """Messages among its ranks so far, without DeepSpeed's own all-reduces."""
-        ...
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         """Update the page table, then run the batch."""

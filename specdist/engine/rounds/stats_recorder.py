@@ -17,7 +17,6 @@ from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Sequence
 from specdist.engine.rounds.verify import Block
 from specdist.engine.schedule.plan import RoundPlan
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
 from specdist.policies.pass_ratios import PassRatios
 
@@ -98,7 +97,6 @@ class StatsRecorder:
         reply: ProposalReply,
         num_pass_tokens: int,
         pass_time: PhaseTime | None,
-        target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
         """Split a finished round among the shards of its sequences.
@@ -124,10 +122,7 @@ class StatsRecorder:
         if self._ratios is not None:
             self._ratios.observe_draft(sizes, reply.times.draft, is_asynchronous=is_asynchronous)
         first.add(reply.draft_steps)
-        first.add(reply.traffic)
         first.num_rounds += 1
-        first.num_target_messages += target_traffic.num_messages
-        first.num_target_message_bytes += target_traffic.num_message_bytes
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,
@@ -145,12 +140,6 @@ class StatsRecorder:
         peak = PeakMemory(target_peak_bytes, reply.times.peak_memory_bytes)
         for shard in seqs_per_shard:
             add_to(self._shards[shard].peak_memory_bytes, peak)
-
-    def record_out_of_memory(self, plan: RoundPlan) -> None:
-        """A round has failed; its time will be counted with the next one's."""
-        self._note_opened(plan)
-        first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
-        self._shards[first.request.shard].num_out_of_memory += 1
 
     def record_completion(self, sequence: Sequence) -> None:
         """Count a finished sequence, unless it ended with an error."""

@@ -1,15 +1,12 @@
-"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead, traced tokens.
+"""What rounds report besides tokens: times, passes, the outcome of the work ahead.
 
-R sequences that decode, C candidates of all of them, one after the other.
+R sequences that decode.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import add, sub
 
 import numpy as np
 
@@ -73,47 +70,6 @@ class PassCounts:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks, by the
-    names of :class:`Stats`. States count whether they are sent or not."""
-
-    num_messages: int = 0
-    num_message_bytes: int = 0
-    num_state_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return self._with(other, add)
-
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return self._with(earlier, sub)
-
-    def _with(self, other: Traffic, combined: Callable[[int, int], int]) -> Traffic:
-        return Traffic(*map(combined, dataclasses.astuple(self), dataclasses.astuple(other)))
-
-
-NO_TRAFFIC = Traffic()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracedDrafts:
-    """What a trace records of drafted tokens. Features are NaN where no pass has given the estimate yet.
-
-    Attributes:
-        features_4C: of the candidates of this reply.
-        is_verified_R, is_hit_R: whether a token had been drafted ahead in the place of the next token and was
-            verified, and whether it was accepted.
-        token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
-    """
-
-    features_4C: np.ndarray
-    is_verified_R: np.ndarray
-    is_hit_R: np.ndarray
-    token_ids_R: np.ndarray
-    features_4R: np.ndarray
-    acceptance_R: np.ndarray
-
-
-@dataclass(frozen=True)
 class AheadReport:
     """The outcome of the work ahead, for every sequence that decodes.
 
@@ -123,22 +79,21 @@ class AheadReport:
             dropped.
         num_branches_R: branches that had been prepared.
         num_branch_tokens_R: tokens of those that have not become candidates.
-        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
-            has.
+        is_caught_R: whether one of them has become the candidates.
     """
 
     num_tokens_R: np.ndarray
     is_hit_R: np.ndarray
     num_branches_R: np.ndarray
     num_branch_tokens_R: np.ndarray
-    branch_ranks_R: np.ndarray
+    is_caught_R: np.ndarray
 
     @staticmethod
     @functools.cache
     def nothing(num_seqs: int) -> AheadReport:
         """The report of a draft that did not work ahead; nobody writes to it."""
         none_R = np.zeros(num_seqs, np.int64)
-        return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R)
+        return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R.astype(bool))
 
     def outcomes(self) -> list[AheadOutcome]:
         """Sequence by sequence."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from specdist.lab.plan.advise import Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
-    fit_document,
-    launch_of,
+    launch_commands,
+    launch_lines,
     longest_row,
     memory_table,
     plan_document,
@@ -74,7 +73,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             f"--expert_parallel always: {config.target} has no experts to share out: leave it out"
         )
     gpu = find_gpu(config.gpu, dtype, config.calibration)
-    assert config.gpus_per_node is not None and config.nodes is not None
     site = Site(
         gpu=gpu,
         gpus_per_node=config.gpus_per_node,
@@ -98,7 +96,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         },
         "acceptance": config.acceptance,
         "memory": [
-            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
+            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **dataclasses.asdict(fit)}
             for mode, tp_size, fit in fits
         ],
     }
@@ -106,46 +104,30 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     chosen = recommend(plans)
     if chosen is None:
         raise UserError(
-            f"--target {config.target} does not fit: {_room(target, site, work)}\n" + "\n".join(parts[1:])
+            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory "
+            "or a smaller model, or lower --prompt_tokens and --output_tokens\n" + "\n".join(parts[1:])
         )
     max_positions = min(model.max_positions for model in (target, draft) if model is not None)
     options = run_options(config, chosen, work, max_positions=max_positions)
-    launch = launch_of(
-        chosen,
-        site,
-        options,
-        config_path=config.output_config,
-        prompts=config.prompts,
-        output=config.output,
-    )
+    commands = launch_commands(chosen, site, options, config.output_config)
+    num_nodes = -(-chosen.num_replicas // len(commands))
+    launch = launch_lines(commands, num_nodes)
     if config.output_config is not None:
-        _write_config(config.output_config, run_yaml(options, command, launch.lines()))
+        _write_config(config.output_config, run_yaml(options, command, launch))
     longest = longest_row(chosen, work, max_positions)
     parts += [
         plan_table(plans, chosen, config.gpu_price),
         reason(plans, chosen, target, site),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
-        "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
+        "\n".join([*launch, *filter(None, [shapes_note(options)])]),
     ]
     document |= {
         "plans": [plan_document(plan, config.gpu_price) for plan in plans],
         "recommended": plan_document(chosen, config.gpu_price),
         "options": options,
-        "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
+        "launch": {"commands": commands, "num_nodes": num_nodes},
     }
     return "\n\n".join(parts), document
-
-
-def _room(target: ModelSize, site: Site, work: Work) -> str:
-    """What makes room for a sequence of the target alone, where the same arithmetic says so."""
-    remedies = ["choose a --gpu with more memory, or a smaller model"]
-    for remedy, other_site, other_work in (
-        ("lower --prompt_tokens and --output_tokens", site, replace(work, prompt_tokens=1, output_tokens=1)),
-        ("raise --gpus_per_node", replace(site, gpus_per_node=target.num_query_heads), work),
-    ):
-        if any(fit.most_rows for _, _, fit in Planner(target, None, other_site, other_work).fits()):
-            remedies.insert(0, remedy)
-    return ", or ".join(remedies)
 
 
 def _write_config(path: str, content: str) -> None:

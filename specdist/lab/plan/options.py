@@ -21,8 +21,6 @@ from specdist.lab.plan.shapes import NAMED
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
 
-GPUS_PER_NODE = 8
-
 
 @dataclass(kw_only=True)
 class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptions):
@@ -47,15 +45,8 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
         help="calibration.json of a first day on such a GPU (python -m tests.gpu.first_day): what was "
         "measured there, instead of published and assumed figures",
     )
-    gpus_per_node: int | None = option(
-        None,
-        help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node",
-        at_least=1,
-    )
-    nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)", at_least=1)
-    num_gpus: int | None = option(
-        None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)", at_least=1
-    )
+    gpus_per_node: int = option(1, help="GPUs of a node; a target is on one node", at_least=1)
+    nodes: int = option(1, help="nodes", at_least=1)
 
     # Work
     prompt_tokens: int = option(512, help="tokens per prompt", at_least=1)
@@ -76,8 +67,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
 
     # What to do
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
-    prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
-    output: str | None = option(None, help="folder of the run, for the commands that are printed")
 
     _refusals: ClassVar[Refusals] = (
         NEEDS_MODEL,
@@ -88,23 +77,9 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         check_options(self)
-        self._check_gpus()
         if self.draft is not None and self.acceptance is None:
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
                 "accept (0.6 to 0.8 for a draft of the target's family; a run reports its own), or leave out "
                 "--draft"
-            )
-
-    def _check_gpus(self) -> None:
-        total = self.num_gpus
-        if total is not None and self.gpus_per_node is None:
-            self.gpus_per_node = min(total, GPUS_PER_NODE) if self.nodes is None else -(-total // self.nodes)
-        self.gpus_per_node = self.gpus_per_node or 1
-        if self.nodes is None:
-            self.nodes = 1 if total is None else -(-total // self.gpus_per_node)
-        if total is not None and total != self.nodes * self.gpus_per_node:
-            raise UserError(
-                f"--num_gpus {total} is not a number of whole nodes: {self.nodes} of --gpus_per_node "
-                f"{self.gpus_per_node} have {self.nodes * self.gpus_per_node}; leave one of them out"
             )

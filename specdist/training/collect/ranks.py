@@ -20,7 +20,7 @@ import torch.distributed as dist
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.messages.interfaces import Target, VerifyInput
 from specdist.engine.request import Request
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.recording.assignments import follow_assignments

@@ -25,7 +25,7 @@ from specdist.models.cache.key_value import BranchPageTable
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.passes.static_runs import DraftedRun
-from specdist.sampling.draft_draws import DraftDraws
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovModel

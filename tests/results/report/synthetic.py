@@ -113,7 +113,7 @@ def _add_rounds(stats: Stats, shard: int, run: SyntheticRun) -> None:
     if run.has_draft:
         stats.observe_draft_passes([4] * 20)
         stats.draft_ns.draft = 80 * MS
-        stats.num_messages = 3 * stats.num_target_passes
+        stats.draft_ns.transfer = MS * stats.num_target_passes
     stats.target_ns.verify = sum(stats.target_pass_ns_per_size.values())
     stats.target_ns.prefill, stats.target_ns.host = 30 * MS, 20 * MS
     stats.target_ns.idle = stats.draft_ns.draft

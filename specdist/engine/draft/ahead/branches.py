@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_features import Places
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.times.reports import AheadReport
@@ -42,7 +41,6 @@ class Branches(NamedTuple):
     Attributes:
         slots_B, draft_slots_B: the slot that each branches off from, and its own one.
         positions_B, token_ids_B: where it begins, and with which token.
-        ranks_B: rank (from 1) of that token among the alternatives at its position.
         chances_B: estimated probability that the branch will be needed.
     """
 
@@ -50,25 +48,23 @@ class Branches(NamedTuple):
     draft_slots_B: np.ndarray
     positions_B: np.ndarray
     token_ids_B: np.ndarray
-    ranks_B: np.ndarray
     chances_B: np.ndarray
 
 
 _NOTHING = np.zeros(0, np.int64)
-NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
+NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
 
 
 class FoundBranches(NamedTuple):
     """Branches that begin with a next token.
 
     ``index_B``: index of the sequence among those looked up; ``draft_slots_B``: the branch's own slot;
-    ``lengths_B``: number of tokens after the next token; ``ranks_B``: of the next token.
+    ``lengths_B``: number of tokens after the next token.
     """
 
     index_B: np.ndarray
     draft_slots_B: np.ndarray
     lengths_B: np.ndarray
-    ranks_B: np.ndarray
 
 
 class BranchTable:
@@ -79,7 +75,7 @@ class BranchTable:
         self.num_branches = num_branches
         shape = (num_slots, num_branches)
         self._positions = np.full(shape, UNUSED, np.int64)
-        self._token_ids, self._ranks, self._lengths = np.zeros((3, *shape), np.int64)
+        self._token_ids, self._lengths = np.zeros((2, *shape), np.int64)
 
     def choose(
         self,
@@ -106,16 +102,12 @@ class BranchTable:
         chosen_B = best[lines_B, places_B]
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)
         index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B
-        # Its rank counts the alternatives up to its column: the drawn token is not one of them.
-        is_alternative_NA = branch_estimates.chances_NA > 0
-        ranks_NA = np.cumsum(is_alternative_NA, axis=1)
         slots_B = slots_S[lines_B]
         return Branches(
             slots_B=slots_B,
             draft_slots_B=self._num_slots + slots_B * self.num_branches + places_B,
             positions_B=begins_S[lines_B] + offsets_B,
             token_ids_B=branch_estimates.alternative_ids_NA[index_B, columns_B],
-            ranks_B=ranks_NA[index_B, columns_B],
             chances_B=flat[lines_B, chosen_B],
         )
 
@@ -126,7 +118,6 @@ class BranchTable:
         places = branches.slots_B, (branches.draft_slots_B - self._num_slots) % self.num_branches
         self._positions[places] = branches.positions_B
         self._token_ids[places] = branches.token_ids_B
-        self._ranks[places] = branches.ranks_B
         self._lengths[places] = lengths_B
 
     def find(self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray) -> FoundBranches:
@@ -136,7 +127,7 @@ class BranchTable:
         lines, places = np.nonzero(is_it)
         slots = slots_S[lines]
         draft_slots = self._num_slots + slots * self.num_branches + places
-        return FoundBranches(lines, draft_slots, self._lengths[slots, places], self._ranks[slots, places])
+        return FoundBranches(lines, draft_slots, self._lengths[slots, places])
 
     def sizes(self, slots_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[S], [S]: each slot's open branches, and the tokens drafted in them."""
@@ -225,27 +216,31 @@ class DraftBranches:
         self._runner.cache.open_branches(slots_B, draft_slots_B, positions_B)
         return branches
 
-    def adopt(self, slots_R: np.ndarray, first: FirstAhead, num_branches: int) -> AheadReport:
+    def adopt(
+        self, slots_R: np.ndarray, num_ahead_R: np.ndarray, is_hit_R: np.ndarray, num_branches: int
+    ) -> AheadReport:
         """Let the branches that begin with this round's next tokens become the candidates, and close all
         others; what the reply does not need is left to :meth:`finish`. Returns the outcome of all work ahead.
 
-        ``num_branches``: of a sequence, in the round that has drafted them.
+        Args:
+            num_ahead_R, is_hit_R: tokens drafted ahead, and whether the first one is the next token.
+            num_branches: of a sequence, in the round that has drafted them.
         """
         state = self._draft_state
         report = dataclasses.replace(
-            AheadReport.nothing(len(slots_R)), num_tokens_R=first.num_ahead_R, is_hit_R=first.is_hit_R
+            AheadReport.nothing(len(slots_R)), num_tokens_R=num_ahead_R, is_hit_R=is_hit_R
         )
         if not self.table.num_branches:
             return report
         num_branches_R, num_branch_tokens_R = self.table.sizes(slots_R)
-        ranks_R = np.zeros(len(slots_R), np.int64)
+        is_caught_R = np.zeros(len(slots_R), bool)
         positions_R = state.num_committed[slots_R] - 1
         # After a hit no branch is needed.
-        wanted_R = np.where(first.is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
-        index_B, draft_slots_B, lengths_B, ranks_B = self.table.find(slots_R, positions_R, wanted_R)
+        wanted_R = np.where(is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
+        index_B, draft_slots_B, lengths_B = self.table.find(slots_R, positions_R, wanted_R)
         if len(index_B):
             slots_B, positions_B = slots_R[index_B], positions_R[index_B]
-            ranks_R[index_B] = ranks_B
+            is_caught_R[index_B] = True
             num_branch_tokens_R[index_B] -= lengths_B
             sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
             targets = places_from(slots_B, positions_B + 1, lengths_B)
@@ -262,7 +257,7 @@ class DraftBranches:
                 self._runner.cache.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
             self.table.drop(slots_R)
             if self._chooser is not None:
-                num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
+                num_missed = int((~is_hit_R & (num_branches_R > 0)).sum())
                 self._chooser.observe_misses(num_branches, num_missed, len(index_B))
 
         self._after_reply = after_reply
@@ -270,14 +265,10 @@ class DraftBranches:
             report,
             num_branches_R=num_branches_R,
             num_branch_tokens_R=num_branch_tokens_R,
-            branch_ranks_R=ranks_R,
+            is_caught_R=is_caught_R,
         )
 
     def finish(self) -> None:
         """Finish, before the next pass over these sequences."""
         after_reply, self._after_reply = self._after_reply, lambda: None
         after_reply()
-
-    def drop(self) -> None:
-        """The request has failed: every sequence will be opened again."""
-        self._after_reply = lambda: None
