@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
+from specdist.models.attention import expansion
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
@@ -19,6 +20,12 @@ Pair = tuple[PreTrainedModel, PreTrainedModel]
 def pair() -> Pair:
     target = tiny_model("youtu")
     return target, noisy_copy(target)
+
+
+@pytest.fixture(autouse=True)
+def expands_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of prompts expand latents, and blocks do not."""
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
 
 
 def test_tokens_are_those_of_generate_whatever_the_blocks_prefixes_and_preemptions(pair: Pair) -> None:
@@ -56,7 +63,7 @@ def test_a_draft_works_ahead_with_branches(pair: Pair, is_static: bool) -> None:
 
 
 def test_prompts_beside_recurrent_layers() -> None:
-    """Of Kimi Linear, in chunks."""
+    """Of Kimi Linear, in chunks: some of them expand."""
     target = build("kimi_linear")
     prompts = prompts_of_lengths(3, 31, 44)
     replica = Harness(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from specdist.models.attention import expansion
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.families.family_check import check_family
 from specdist.models.files.checkpoint import open_checkpoint
@@ -58,6 +59,8 @@ def steps_of(model: PreTrainedModel) -> set[str]:
     return fused | {"joined product"} if has_siblings else fused
 
 
+# Whole chunks of small models expand latents, and others do not.
+expansion.OPERATIONS_PER_BYTE = 0
 has_kernels = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 num_ranks = int(os.environ["WORLD_SIZE"]) - 1
 topology = join(tp_size=num_ranks)

@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from specdist.models.attention import expansion
 from specdist.models.attention.attention import AttentionKind, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
 from specdist.models.attention.probe import ProbePages, probe_kernel
@@ -31,6 +32,7 @@ def test_passes_match_plain_forwards(
     dtype: torch.dtype,
     schedule: list[Ends],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With everything that is on by default; a graph that was given up is a failure here."""
     plain = tiny_model(family, initializer_range=0.05)
@@ -43,6 +45,10 @@ def test_passes_match_plain_forwards(
             # With pages of their own, in graphs of their own: of a runner with another cache.
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=4, tolerance=tolerance, is_windowed=True)
+        if any(rules.is_latent for rules in runner.rules.values()):
+            monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)  # chunks of prompts expand latents
+            runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
+            check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)
     assert "without graphs" not in caplog.text
 
 

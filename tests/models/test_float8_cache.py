@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from specdist.models.attention import expansion
 from specdist.models.cache.key_value import KeyValueCache, LayerShape, from_float8, to_float8
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import page_bytes, paged_runner
@@ -129,6 +130,14 @@ def test_logits_are_those_of_rounded_keys_and_values(
         check_rows(plain, runner, tolerance=TOLERANCE, is_windowed=is_windowed)
     with pytest.raises(AssertionError):  # the rounding is far above the tolerance
         check_rows(plain, paged_runner(plain, acceleration), tolerance=2 * TOLERANCE)
+
+
+def test_latents_are_expanded_from_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
+    plain = tiny_model("youtu", kv_lora_rank=64)
+    runner = paged_runner(plain, NARROW)
+    with rounding(plain):
+        check_rows(plain, runner, tolerance=TOLERANCE)
 
 
 def test_a_page_takes_a_byte_for_a_number_and_two_for_a_scale() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,25 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
-from specdist.models.attention import latent
+from specdist.models.attention import expanding, expansion, latent
+from specdist.models.attention.expanding import MAX_EXPANDED_BYTES, ExpandedAttention
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.latent import Latents
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole
+from specdist.models.passes import torch_pass
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.sizes.reserve import PassLimits, expanded_bytes
 from specdist.models.sizes.sizes import model_size
 from specdist.models.start_check.loading_check import check_loading, relative_difference
 from tests.engine.harness import PAGE_SIZE, page_bytes, paged_runner
 from tests.models.all_families import build
 from tests.models.chunks import MIXED, GrowingRows, check_rows
 from tests.models.families import VOCAB_SIZE, tiny_model
+from tests.models.kernels import PlainKernel
 from tests.models.quantized_checkpoints import LAYOUTS, write
 from tests.models.quantized_formats import ROUNDED_TOLERANCE, TOKENS, logits_of
 from tests.ranks import run_ranks
@@ -79,6 +86,52 @@ def test_in_bfloat16_they_are_as_near_as_transformers_own(family: str) -> None:
         for how in (None, EXPANDED)
     )
     assert max(kept) < 1.5 * max(expanded) + 0.01
+
+
+@pytest.mark.parametrize(
+    "acceleration", [Acceleration(), Acceleration(is_static=True, kernels=(PlainKernel(),))]
+)
+def test_segments_of_many_tokens_expand_latents_to_the_same_logits(
+    acceleration: Acceleration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later chunks and others beside blocks, single steps, and heads one after the other."""
+    plain = tiny_model("youtu", kv_lora_rank=64)
+    absorbed, expanding_runner = paged_runner(plain, acceleration), paged_runner(plain, acceleration)
+    rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
+    wanted = [found.clone() for found, _ in rows.run(absorbed)]
+    monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(expanding, "MAX_EXPANDED_BYTES", 1)
+    expanded: list[tuple[int, int, bool]] = []
+
+    class Spied(ExpandedAttention):
+        def add(self, begin: int, num_queries: int, num_keys: int, pages_P: Any) -> None:
+            expanded.append((num_queries, num_keys, self._of_others is not None))
+            super().add(begin, num_queries, num_keys, pages_P)
+
+    monkeypatch.setattr(torch_pass, "ExpandedAttention", Spied)
+    monkeypatch.setattr(latent, "ExpandedAttention", Spied)
+    for (found, _), own in zip(rows.run(expanding_runner), wanted, strict=True):
+        assert relative_difference(found, own) < 1e-5
+    # By pass; others were single tokens, blocks and a last chunk of 9 tokens after 61.
+    assert set(expanded) == {
+        (20, 20, False), (5, 5, False), (60, 60, True), (3, 3, True), (7, 12, True), (6, 9, True),
+        (11, 23, True), (16, 41, True),
+    }  # fmt: skip
+
+
+def test_expanding_pays_for_chunks_of_a_few_hundred_tokens_of_deepseek_v3() -> None:
+    expansion = Expansion(512, 64, 128, 128, 2)
+    # Products of a head: of a query and a key, and of a key, a value, a query or an output.
+    assert expansion.expanded_flops(1, 1) == 2 * (320 + 512 * 256)
+    assert expansion.absorbed_flops(1, 1) == 2 * (1088 + 512 * 256)
+    assert expansion.absorbed_flops(1000, 4000) == 2 * (1088 * 1000 * 3500.5 + 1000 * 512 * 256)
+    assert expansion.expanded_flops(1000, 4000) == 2 * (320 * 1000 * 3500.5 + 4000 * 512 * 256)
+    fewest = [next(n for n in range(1, keys + 1) if expansion.pays(n, keys)) for keys in (400, 2000, 100_000)]
+    assert fewest == [399, 374, 371]
+    assert not any(expansion.pays(number, number) for number in range(1, 399))
+    assert 370 < expansion.fewest_queries < 371
+    # Nothing to gain where a latent is no wider than a head.
+    assert Expansion(64, 64, 128, 128, 2).fewest_queries == math.inf
 
 
 def test_without_a_low_rank_of_queries_and_with_a_scale_of_the_rope() -> None:
@@ -138,6 +191,18 @@ def test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes() -> None:
     assert size.tp_sizes(16) == [1, 2, 4, 8, 16]
     # Scores over 576 numbers and sums of 512, of 128 heads.
     assert size.attention_flops(8, 1000) == 2 * 128 / 8 * (576 + 512) * 1000 * 61
+    # Chunks of 2,000 tokens after 3,000: latents of 4,000 tokens, as seen on average, are expanded; those of
+    # the chunk's own tokens were counted among the layers' products.
+    assert size.attention_flops(8, 3000, 300) == size.attention_flops(8, 3000)
+    pairs, expanded = 2000 * 3000.5 * (192 + 128), (4000 - 2000) * 512 * 256
+    assert size.attention_flops(8, 3000, 2000) * 2000 == 2 * 128 / 8 * (pairs + expanded) * 61
+    # Of each: keys written, joined, written and read, values written and read.
+    moved = 4000 * (4 * 192 + 2 * 128) * 2 * 128 / 8 * 61
+    assert size.cache_read_bytes(8, 3000, 2000) == 3 * 70_272_000 + moved
+    limits = PassLimits(num_tokens=2048, num_logits=1, num_seqs=1, max_seq_len=100_000)
+    assert expanded_bytes(size, limits) == MAX_EXPANDED_BYTES > 100_000 * (320 + 128) * 2
+    assert expanded_bytes(size, dataclasses.replace(limits, max_seq_len=10**6)) == 10**6 * (320 + 128) * 2
+    assert expanded_bytes(size, dataclasses.replace(limits, num_tokens=256)) == 0
     assert 4.9e9 < 1000 * 61 * 128 * (192 + 128) * 2 < 5.1e9
 
 

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LATENT = "tests/models/test_latent.py::"
 LOGITS = LATENT + "test_every_family_keeps_its_logits_in_the_latents_memory[deepseek_v3]"
+EXPANDED = LATENT + "test_segments_of_many_tokens_expand_latents_to_the_same_logits"
 OTHERS = LATENT + "test_other_numbers_are_noticed_and_keys_and_values_are_kept"
 WIDER = "tests/kernels/test_paged_attention.py::test_keys_are_wider_than_values_or_are_the_values_too"
 V3 = LATENT + "test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes"
@@ -34,6 +35,26 @@ LATENT_FAULTS = (
     Mutant("rotated-part-is-not-kept", "Latents.__call__",
         "key = torch.cat((latent, rotated), dim=-1)",
         "key = torch.cat((latent, 0 * rotated), dim=-1)",
+        (LOGITS,)),
+    Mutant("expanded-before-all-is-written", "ExpandedAttention.attend_latents",
+        "self._cache.write(layer, self._cache_index_T, call.keys, call.values)",
+        "pass",
+        (EXPANDED,)),
+    Mutant("recorded-passes-take-long-chunks", "ModelRunner._recorded",
+        "self._static is None or self.torch_pass.expanded_segments(batch) is not None",
+        "self._static is None",
+        (EXPANDED,)),
+    Mutant("planner-knows-no-expansion", "LayerCache.attended",
+        "self.expansion and self.expansion.of_chunk(",
+        "None and self.expansion.of_chunk(",
+        (V3,)),
+    Mutant("expanded-values-of-the-first-heads", "Latents.keys_and_values",
+        "(each[heads] for each in self._weights())",
+        "(each[: each[heads].shape[0]] for each in self._weights())",
+        (EXPANDED,)),
+    Mutant("expanded-without-the-rotated-part", "Latents.keys_and_values",
+        "return torch.cat((plain_LHD, rotated_LHE), dim=-1)",
+        "return torch.cat((plain_LHD, 0 * rotated_LHE), dim=-1)",
         (LOGITS,)),
     Mutant("kernel-leaves-the-rest-of-keys-out", "_one_split",
         "scores = _dot(rest_queries, tl.trans(rest_keys), scores)",

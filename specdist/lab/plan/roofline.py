@@ -204,7 +204,7 @@ class Placement:
         flops_s = (model.flops_per_token(tp_size) - narrow_flops) / flops_per_s + narrow_flops / narrow_per_s
         streamed = model.streamed_bytes(tp_size, has_product=gpu.has_product(model.product))
         matrices_s = max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops_s)
-        of_attention = tp_size, self.context_tokens
+        of_attention = tp_size, self.context_tokens, num_tokens / num_rows
         attention_s = max(
             num_rows
             * (model.cache_read_bytes(*of_attention) + 2 * model.states.state_bytes(tp_size))

@@ -5,26 +5,34 @@ A layer makes the keys and values of all its heads from a latent of each token, 
 that its heads share. transformers' layers do so between their cache and their attention, in ``expand_kv``. In
 its place here stands what the layer keeps, as one key of one head whose first numbers are the value; the
 projections from the latent are part of the queries and of the output (the paper's "absorption"): q · (W c) is
-(Wᵀ q) · c, and the weighted sum of W c is W times that of c. The products are the same up to rounding.
+(Wᵀ q) · c, and the weighted sum of W c is W times that of c. The products are the same up to rounding. What
+many tokens attend to is expanded after all: :mod:`specdist.models.attention.expanding`.
 
-T flat tokens, H heads, D width of a head without its rotated part, R width of a latent.
+T flat tokens, L keys, H heads, D width of a head without its rotated part, R width of a latent.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from specdist.models.attention.attention import ABSORPTION, AttentionCall, LayerAttention, is_keeping_latents
+from specdist.models.attention.attention import (
+    ABSORPTION,
+    AttentionCall,
+    AttentionRules,
+    LayerAttention,
+    is_keeping_latents,
+)
+from specdist.models.attention.expanding import ExpandedAttention
+from specdist.models.attention.expansion import EXPAND, Expansion, can_absorb, expansion_of_layer
 from specdist.utils.trial import check_difference, first_right, tolerance_of
 
 NUM_TOKENS = 5
-# What a layer of latent attention has, by its names in transformers.
-EXPAND = "expand_kv"
-WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +55,10 @@ class Latents:
         found: tuple[Tensor, Tensor] = getattr(type(self._layer), EXPAND)(self._layer, latent, rotated)
         return found
 
+    @property
+    def expansion(self) -> Expansion:
+        return expansion_of_layer(self._layer, self._layer.kv_b_proj.weight.element_size())
+
     def _weights(self) -> tuple[Tensor, Tensor]:
         """The maps from latents to keys and to values, of this rank's heads: [H, D, R] each."""
         layer = self._layer
@@ -57,6 +69,8 @@ class Latents:
 
     def attend(self, attention: LayerAttention, layer: int, call: AttentionCall) -> Tensor:
         """The layer's output, of its own queries and latents."""
+        if isinstance(attention, ExpandedAttention):
+            return attention.attend_latents(layer, call, self)
         return self.output(attention.attend(layer, call._replace(queries_THD=self.queries(call.queries_THD))))
 
     def queries(self, queries_THD: Tensor) -> Tensor:
@@ -70,6 +84,18 @@ class Latents:
         """[T, H, R] to [T, H, width of a value]."""
         _, to_values_HDR = self._weights()
         return (output_THR.transpose(0, 1) @ to_values_HDR.transpose(1, 2)).transpose(0, 1)
+
+    def keys_and_values(self, latents_LR: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of some heads, [L, heads, D and the rotated part] and [L, heads, width of a value],
+        of latents and rotated parts. Laid out like pages."""
+        to_keys_HDR, to_values_HDR = (each[heads] for each in self._weights())
+        latents_LR, rotated = latents_LR.tensor_split([to_keys_HDR.shape[2]], dim=-1)
+        plain_LHD, values_LHD = (
+            functional.linear(latents_LR, each.flatten(0, 1)).unflatten(1, each.shape[:2])
+            for each in (to_keys_HDR, to_values_HDR)
+        )
+        rotated_LHE = rotated[:, None].expand(-1, plain_LHD.shape[1], -1)
+        return torch.cat((plain_LHD, rotated_LHE), dim=-1), values_LHD
 
     @torch.inference_mode()
     def check(self, generator: torch.Generator) -> None:
@@ -88,24 +114,15 @@ class Latents:
         kept = torch.cat((latent, rotated), dim=-1)[0, 0]
         sums_THR = (shares_TT @ latent[0, 0])[:, None].expand(-1, num_heads, -1)
         queries_HTR = self.queries(query_THD).transpose(0, 1)
+        own_key, own_value = (each.transpose(0, 1) for each in self.keys_and_values(kept, slice(None)))
         for what, found, expected in (
             ("scores", queries_HTR @ kept.T, query_THD.transpose(0, 1) @ key.transpose(1, 2)),
             ("outputs", self.output(sums_THR), (shares_TT @ value).transpose(0, 1)),
+            ("keys", own_key, key),
+            ("values", own_value, value),
         ):
             difference = float((found - expected).float().norm() / expected.float().norm())
             check_difference(f"its {what} differ", difference, tolerance_of("attention", weight.dtype))
-
-
-def can_absorb(layer: nn.Module) -> bool:
-    """Whether it has the parts of latent attention."""
-    has_widths = all(isinstance(getattr(layer, name, None), int) for name in WIDTHS)
-    projection = getattr(layer, "kv_b_proj", None)
-    return (
-        has_widths
-        and callable(getattr(type(layer), EXPAND, None))
-        and isinstance(projection, nn.Module)
-        and getattr(projection, "bias", None) is None
-    )
 
 
 def use_latents(model: nn.Module) -> None:
@@ -118,10 +135,15 @@ def use_latents(model: nn.Module) -> None:
             setattr(layer, ABSORPTION, latents)
 
 
+def latents_of(model: nn.Module) -> Iterator[Latents]:
+    """The latents of the model's layers that may keep them."""
+    return (found for layer in model.modules() if (found := vars(layer).get(ABSORPTION)) is not None)
+
+
 def can_keep_latents(model: nn.Module) -> bool:
     """Whether layers of latent attention give transformers' numbers with their projections absorbed; which is
     logged. Models without such layers can."""
-    found = [each for layer in model.modules() if (each := vars(layer).get(ABSORPTION)) is not None]
+    found = list(latents_of(model))
     if not found:
         return True
 
@@ -134,3 +156,11 @@ def can_keep_latents(model: nn.Module) -> bool:
     what = f"keys and values of {len(found)} layers of latent attention"
     trial.report(logger, what, "kept of every head, in many times the memory")
     return trial.found is not None
+
+
+def expansion_of(model: nn.Module, rules: Mapping[int, AttentionRules]) -> Expansion | None:
+    """The expansion of a model whose latents are all as wide and seen without windows; None of others."""
+    has_windows = any(each.is_latent and each.window is not None for each in rules.values())
+    kept = latents_of(model) if any(each.is_latent for each in rules.values()) and not has_windows else ()
+    found = {each.expansion for each in kept}
+    return found.pop() if len(found) == 1 else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from specdist.models.attention.expanding import kind_of_expanded
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel, TritonKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
@@ -69,12 +71,16 @@ class AttentionKernels:
         self, acceleration: Acceleration, shapes: LayerShapes, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._acceleration, self._shapes, self._dtype, self._device = acceleration, shapes, dtype, device
-        self._chosen: dict[int, PagedKernel | None] = {}
+        self._chosen: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
 
-    def of(self, page_size: int) -> PagedKernel | None:
-        """The kernel for pages of this size; None where none works."""
-        own = self._acceleration
-        if page_size not in self._chosen:
-            pages = ProbePages(page_size, self._dtype, self._device, own.has_float8_cache)
-            self._chosen[page_size] = choose_kernel(own.kernels, self._shapes.kinds, pages, group=own.group)
-        return self._chosen[page_size]
+    def of(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
+        """The kernel for pages of this size; None where none works. With an ``expansion``, for what is
+        expanded."""
+        key, own, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
+        if key not in self._chosen:
+            is_float8 = own.has_float8_cache and expansion is None
+            if expansion is not None:
+                kinds = [kind_of_expanded(expansion, each) for each in kinds if each.rules.is_latent]
+            pages = ProbePages(page_size, self._dtype, self._device, is_float8)
+            self._chosen[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
+        return self._chosen[key]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.attention import AttentionRules, LayerAttention
 from specdist.models.attention.kernel import SdpaKernel
-from specdist.models.attention.latent import can_keep_latents
+from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.batch.flat import FlatBatch, PassOutputs, for_layers
 from specdist.models.cache.key_value import BranchPageTable
@@ -126,6 +126,7 @@ class ModelRunner:
             self.compiled = choose_pass(model, self._shapes, self.torch_pass.compute, may_compile, is_wanted)
         self._pass: Pass = self.compiled or self.torch_pass
         self._cache: ModelCache | None = None
+        self._expansion = expansion_of(model, self._shapes.rules)
         self._static: StaticPasses | None = None
         self.runs: StaticRuns | None = None
 
@@ -167,6 +168,8 @@ class ModelRunner:
         self.torch_pass.states = cache.states
         kernel = self._kernels.of(own.page_size)
         self._pass.bind(cache.key_value, kernel)
+        if self._expansion is not None:
+            self.torch_pass.expand(self._expansion, self._kernels.of(own.page_size, self._expansion))
         if cache.is_recorded:
             self._static = StaticPasses(
                 self._compute,
@@ -263,7 +266,7 @@ class ModelRunner:
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
     ) -> Tensor | None:
         """Logits [N, V], or with a head as of :meth:`HiddenStateHead.with_logits`; None if none fits."""
-        if self._static is None:
+        if self._static is None or self.torch_pass.expanded_segments(batch) is not None:
             return None
         outputs = self._static.forward(
             batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import GroupedAttention, LayerAttention, PagedAttention, attending
+from specdist.models.attention.expanding import ExpandedAttention, expanding_segments
+from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.batch.flat import (
     FlatBatch,
     PassOutputs,
+    Segments,
     plan_attention,
     ragged_segments,
+    slot_mapping,
 )
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
@@ -74,6 +79,8 @@ class TorchPass:
         self._fused = FusedLayers(model, device, dtype) if is_fused else None
         self._cache: KeyValueCache | None = None
         self._kernel: PagedKernel | None = None
+        self._expansion: Expansion | None = None
+        self._expanded_kernel: PagedKernel | None = None
 
     def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
         self._cache, self._kernel = cache, kernel
@@ -93,8 +100,50 @@ class TorchPass:
         num_asked = len(asked_N)
         return PassOutputs(logits_NV[:num_asked], None if hidden_NH is None else hidden_NH[:num_asked])
 
+    def expand(self, expansion: Expansion, kernel: PagedKernel | None) -> None:
+        """Let segments expand latents where that pays; ``kernel``: for attention to them."""
+        self._expansion, self._expanded_kernel = expansion, kernel
+        self._fewest_queries = expansion.fewest_queries
+
+    def expanded_segments(self, batch: FlatBatch) -> tuple[Segments, np.ndarray] | None:
+        """The batch's segments, and the numbers of those that expand latents; None if none does."""
+        if self._expansion is None or len(batch) <= self._fewest_queries:
+            return None
+        segments = Segments.of(batch)
+        chosen = expanding_segments(self._expansion, segments)
+        return (segments, chosen) if len(chosen) else None
+
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         """The attention of a pass over the cache."""
+        found = self.expanded_segments(batch)
+        if found is None:
+            return self._attention(batch, pages_SP)
+        assert self._cache is not None and self._expansion is not None
+        segments, chosen = found
+        is_other_T = ~np.isin(np.arange(len(segments.lengths_S)), chosen).repeat(segments.lengths_S)
+        others_N = np.flatnonzero(is_other_T)
+        others = FlatBatch(others_N, batch.slots_T[others_N], batch.positions_T[others_N])
+        page_size = self._cache.page_size
+        index_T = torch.from_numpy(slot_mapping(batch, pages_SP, page_size)).to(self._device)
+        attention = ExpandedAttention(
+            self._cache,
+            self._expanded_kernel,
+            self._expansion,
+            index_T,
+            of_all=partial(self._attention, batch, pages_SP),
+            of_others=self._over(others, pages_SP) if len(others) else None,
+            others_N=torch.from_numpy(others_N).to(self._device),
+        )
+        for index in chosen:
+            begin, num_queries, num_keys = (
+                int(each[index]) for each in (segments.starts_S, segments.lengths_S, segments.num_keys_S)
+            )
+            attention.add(
+                begin, num_queries, num_keys, pages_SP[batch.slots_T[begin], : -(-num_keys // page_size)]
+            )
+        return attention
+
+    def _attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED
         attention, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
         if windowed_SP is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from specdist.models.attention.latent import can_absorb
+from specdist.models.attention.expansion import Expansion, can_absorb, expansion_of_layer
 from specdist.models.cache.key_value import SCALE_DTYPE
 from specdist.models.files.checkpoint import HYBRID, STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES, kv_heads_of
 from specdist.models.quantized.quantized_weights import LayerFormat
@@ -28,13 +28,14 @@ TILE_WIDTH = 64
 class LayerCache:
     """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` and ``value_width`` numbers;
     attention reads back at most over a sliding ``window``. With ``is_latent`` the values are part of the one
-    key, which is whole on every rank."""
+    key, which is whole on every rank, and prompts may expand them (``expansion``)."""
 
     num_heads: int
     width: int
     value_width: int
     window: int | None
     is_latent: bool = False
+    expansion: Expansion | None = None
 
     def num_numbers(self, tp_size: int) -> int:
         """Numbers that one rank keeps of a token, of at least one head."""
@@ -53,18 +54,22 @@ class LayerCache:
         """Tokens whose keys and values one new token reads."""
         return context_tokens if self.window is None else min(context_tokens, self.window)
 
-    def attended(self, context_tokens: float) -> float:
-        """Products of a head and one new token."""
-        return (self.width + self.value_width) * self.tokens_read(context_tokens)
+    def attended(self, context_tokens: float, num_queries: float) -> tuple[float, float]:
+        """Products of a head and one of a sequence's ``num_queries`` tokens; bytes that the head moves beside
+        those of the cache."""
+        chunk = self.expansion and self.expansion.of_chunk(context_tokens, num_queries)
+        return chunk or ((self.width + self.value_width) * self.tokens_read(context_tokens), 0)
 
 
-def layers_of(text: Any, model: nn.Module) -> tuple[LayerCache, ...]:
+def layers_of(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache, ...]:
     """What each of the model's layers keeps; ``text``: its configuration. Those without attention keep
     nothing."""
     latents = [layer for layer in model.modules() if can_absorb(layer)]
     if latents:
         rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim
-        return (LayerCache(1, rank + rotated, rank, None, is_latent=True),) * len(latents)
+        expansion = expansion_of_layer(latents[0], number_bytes)
+        own = LayerCache(1, rank + rotated, rank, None, is_latent=True, expansion=expansion)
+        return (own,) * len(latents)
     # In some families layers differ.
     configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
     window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)

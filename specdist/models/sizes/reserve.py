@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from specdist.models.attention.expanding import MAX_EXPANDED_BYTES
 from specdist.models.attention.kernel import MAX_SPLIT_BYTES
 from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.passes.graphs import MAX_GRAPHS
@@ -179,7 +180,8 @@ def reserve(
         activations=activation_bytes(model, limits.num_tokens, tp_size)
         + model.states.pass_bytes(tp_size, limits.num_seqs, limits.num_tokens, model.bytes_per_number)
         + states,
-        attention=MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size),
+        attention=expanded_bytes(model, limits)
+        + (MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size)),
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
         graphs=_graph_bytes(model, limits, sampling, tp_size),
@@ -249,6 +251,16 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     if model.keeps_scores:
         per_pair += model.num_query_heads // tp_size * (2 * number + FLOAT_BYTES)
     return limits.num_tokens * limits.max_seq_len * per_pair
+
+
+def expanded_bytes(model: ModelSize, limits: PassLimits) -> int:
+    """Keys and values that a long chunk of a prompt makes of latents: of one head, or of more within a
+    bound."""
+    found = [layer.expansion for layer in model.layers if layer.expansion is not None]
+    expanding = [each for each in found if each.fewest_queries < limits.num_tokens]
+    if not expanding:
+        return 0
+    return max(MAX_EXPANDED_BYTES, limits.max_seq_len * max(each.held_bytes for each in expanding))
 
 
 def _graph_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:

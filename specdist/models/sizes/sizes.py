@@ -22,7 +22,7 @@ from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from specdist.config.groups import ExpertParallel
-from specdist.models.attention.latent import can_absorb
+from specdist.models.attention.expansion import can_absorb
 from specdist.models.cache.prefix_states import Rollback
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
@@ -213,9 +213,10 @@ class ModelSize:
         per weight."""
         return 2 * ((self.num_cut + self.num_head) / tp_size + self.num_whole_products)
 
-    def attention_flops(self, tp_size: int, context_tokens: float) -> float:
-        """Operations of a token's attention on one rank: scores, and the sum of values."""
-        products = sum(layer.attended(context_tokens) for layer in self.layers)
+    def attention_flops(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
+        """Operations of a token's attention on one rank, one of ``num_queries`` of its sequence: scores, and
+        the sum of values."""
+        products = sum(layer.attended(context_tokens, num_queries)[0] for layer in self.layers)
         return 2 * self.num_query_heads / tp_size * products
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
@@ -232,11 +233,14 @@ class ModelSize:
         """Bytes of recurrent layers' states on one rank, of a sequence of any length."""
         return self.states.slot_bytes(tp_size, rollback, self.bytes_per_number)
 
-    def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
-        """Bytes of keys and values that the attention of a sequence's tokens reads on one rank."""
-        return sum(
+    def cache_read_bytes(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
+        """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
+        that it makes of latents."""
+        read = sum(
             self._cached_bytes(layer, tp_size) * layer.tokens_read(context_tokens) for layer in self.layers
         )
+        expanded = sum(layer.attended(context_tokens, num_queries)[1] for layer in self.layers)
+        return read + expanded * self.num_query_heads / tp_size
 
     def _cached_bytes(self, layer: LayerCache, tp_size: int) -> int:
         return layer.cached_bytes(tp_size, self.bytes_per_number, self.has_float8_cache)
@@ -325,7 +329,7 @@ def model_size(
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
-        layers=layers_of(text, model),
+        layers=layers_of(text, model, bytes_per_number),
         # A drafter's positions need no table: its configuration's number is that of its training.
         max_positions=getattr(None if drafter else text, "max_position_embeddings", sys.maxsize),
         num_whole_products=num_whole_products,
