@@ -1,6 +1,7 @@
 """Attention over pages as one call for all segments, by a kernel of the project or in plain torch.
 
-Our own Triton kernel takes any size of pages, dtype and rule; SDPA on copies of the pages is the last resort.
+Our own Triton kernel takes any size of pages, dtype and rule; SDPA on copies of the pages is the last resort;
+kernels of other libraries stand in :mod:`specdist.models.attention.library_kernels`.
 :mod:`specdist.models.attention.probe` finds out at the start what this device can use. torch's FlashAttention
 reads pages of a multiple of 256 tokens alone, and a page has 16 here.
 

@@ -1,4 +1,5 @@
-"""Tests attention kernels on this device, with random pages, before they are used.
+"""Tests attention kernels on this device, with random pages, before they are used, and times those of other
+libraries.
 
 Whether a kernel supports a dtype, a head width, a page size or a window depends on the device and on versions
 of three libraries; its output is compared with attention in plain operations, one segment after the other, in
@@ -9,8 +10,11 @@ T flat tokens, S segments, L keys of one, H heads, G key/value heads, D head wid
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,10 +26,11 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import PagedKernel
+from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.batch.flat import FlatBatch, PagedSegments, ragged_segments
 from specdist.models.cache.key_value import to_float8
 from specdist.utils.ranges import arange_segments
-from specdist.utils.trial import check_difference, first_right, tolerance_of, why_not
+from specdist.utils.trial import Trial, check_difference, first_right, said_of, tolerance_of, why_not
 
 # (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
 # verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
@@ -37,6 +42,15 @@ PROBES = (
 SEED = 0
 # exp(8) are 3000 keys.
 MOST_SINK = 8.0
+# Kernels of other libraries, which have to be faster than the project's by so much: a smaller difference
+# might turn out otherwise at the next start, and the last bits of all numbers with it.
+LIBRARIES = (FlashAttention3Kernel, FlashInferKernel)
+LEAST_GAIN = 1.1
+# What is timed: verification blocks of a batch, often enough for a clock.
+TIMED_SEGMENTS, NUM_TIMED, NUM_REPEATS = 16 * ((6, 1100),), 20, 3
+
+# Seconds that a device takes for what a function gives it.
+Timer = Callable[[Callable[[], object]], float]
 
 logger = logging.getLogger(__name__)
 
@@ -143,13 +157,15 @@ def choose_kernel(
     kinds: Sequence[AttentionKind],
     pages: ProbePages,
     *,
+    timer: Timer | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> PagedKernel | None:
-    """The first kernel that is correct for every kind of attention. Logged with why others are not used.
+    """The first kernel that is correct for every kind of attention; or one of another library that is, too,
+    and faster by ``timer``. Logged with why others are not used.
 
     Args:
-        group: ranks that share the model, and this choice: all of them call it, and a kernel has to be
-            correct on all.
+        group: ranks that share the model, and this choice: all of them call it. A kernel has to be correct on
+            all, and its time is that of the slowest.
     """
 
     if not kinds:  # no layer attends
@@ -157,27 +173,81 @@ def choose_kernel(
 
     def check(kernel: PagedKernel) -> None:
         reason = probe_kernel(kernel, kinds, pages)
-        is_wrong = torch.tensor(reason is not None, dtype=torch.int32)
-        if group is not None:
-            dist.all_reduce(is_wrong, dist.ReduceOp.MAX, group=group)
-        if is_wrong:
+        if _most([float(reason is not None)], group)[0]:
             raise ValueError(reason or "another rank of the model cannot use it")
 
-    trial = first_right({kernel.name: partial(_same, kernel) for kernel in candidates}, check)
+    def first_of(*kernels: PagedKernel) -> Trial[PagedKernel]:
+        return first_right({kernel.name: partial(_same, kernel) for kernel in kernels}, check)
+
+    trial = first_of(*(kernel for kernel in candidates if not isinstance(kernel, LIBRARIES)))
+    of_libraries = [first_of(kernel) for kernel in candidates if isinstance(kernel, LIBRARIES)]
+    libraries = [each.found for each in of_libraries if each.found is not None]
+    chosen, reasons = trial.found, dict(trial.reasons)
+    for each in of_libraries:
+        reasons |= each.reasons
+    if chosen is not None and libraries:
+        timer = timer or (lambda function: seconds_of(function, pages.device))
+        timed = (chosen, *libraries)
+        own = [timer(timed_call(kernel, kinds[0], pages)) for kernel in timed]
+        seconds = dict(zip(timed, _most(own, group), strict=True))
+        fastest = min(libraries, key=seconds.__getitem__)
+        if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:
+            chosen = fastest
+        reasons |= {
+            kernel.name: f"takes {number / seconds[chosen]:.2f} times as long"
+            for kernel, number in seconds.items()
+            if kernel is not chosen
+        }
+    elif libraries:
+        chosen = libraries[0]
     if candidates:
-        trial.report(
-            logger, f"attention over {pages}", "SDPA on gathered pages", otherwise_level=logging.INFO
-        )
-    return trial.found
+        name = "SDPA on gathered pages" if chosen is None else chosen.name
+        logger.info("attention over %s: %s%s", pages, name, said_of(reasons))
+    return chosen
 
 
 def _same(kernel: PagedKernel) -> PagedKernel:
     return kernel
 
 
+def _most(numbers: Sequence[float], group: dist.ProcessGroup | None) -> list[float]:
+    """The largest of the group's numbers at each place."""
+    most = torch.tensor(numbers, dtype=torch.float64)
+    if group is not None:
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    largest: list[float] = most.tolist()
+    return largest
+
+
+def seconds_of(function: Callable[[], object], device: torch.device) -> float:
+    """The least of several times, after a call that may compile."""
+    function()
+    times = []
+    for _ in range(NUM_REPEATS):
+        torch.cuda.synchronize(device)
+        begin_ns = time.perf_counter_ns()
+        for _ in range(NUM_TIMED):
+            function()
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter_ns() - begin_ns)
+    return min(times) / 1e9
+
+
+def timed_call(kernel: PagedKernel, kind: AttentionKind, pages: ProbePages) -> Callable[[], Tensor]:
+    """Attention of a layer of this kind in a pass as most are."""
+    call, segments = pages.random_pass(kind, TIMED_SEGMENTS, torch.Generator().manual_seed(SEED))
+
+    @torch.inference_mode()
+    def attend() -> Tensor:
+        return kernel.attend(call, segments)
+
+    return attend
+
+
 @torch.inference_mode()
 def probe_kernel(kernel: PagedKernel, kinds: Sequence[AttentionKind], pages: ProbePages) -> str | None:
-    """Why the kernel cannot be used for attention of these kinds; None if it can."""
+    """Why the kernel cannot be used for attention of these kinds; None if it can. With one of another library
+    a segment also has to get the same bits alone as among others."""
     generator = torch.Generator().manual_seed(SEED)
     for kind in kinds:
         for lengths in PROBES:
@@ -191,4 +261,22 @@ def probe_kernel(kernel: PagedKernel, kinds: Sequence[AttentionKind], pages: Pro
 def _check(kernel: PagedKernel, call: AttentionCall, segments: PagedSegments) -> None:
     expected_THD, found_THD = plain_attention(call, segments), kernel.attend(call, segments)
     error = float((found_THD.float() - expected_THD).abs().max())
+    if isinstance(kernel, LIBRARIES):
+        _check_alone(kernel, call, segments, found_THD)
     check_difference("differs from plain attention", error, tolerance_of("attention", call.queries_THD.dtype))
+
+
+def _check_alone(
+    kernel: PagedKernel, call: AttentionCall, segments: PagedSegments, found_THD: Tensor
+) -> None:
+    for index, (begin, end) in enumerate(itertools.pairwise(segments.query_starts_S1.tolist())):
+        own = slice(index, index + 1)
+        alone = dataclasses.replace(
+            segments,
+            block_table_SP=segments.block_table_SP[own],
+            used_S=segments.used_S[own],
+            query_starts_S1=torch.tensor([0, end - begin], dtype=torch.int32, device=found_THD.device),
+        )
+        found = kernel.attend(call._replace(queries_THD=call.queries_THD[begin:end]), alone)
+        if not torch.equal(found, found_THD[begin:end]):
+            raise ValueError("a sequence's numbers depend on the others")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from specdist.models.attention.expanding import kind_of_expanded
 from specdist.models.attention.expansion import Expansion
 from specdist.models.attention.kernel import PagedKernel, TritonKernel
+from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import Capturer, CudaGraphs
@@ -56,7 +57,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
-            kernels=(TritonKernel(),),
+            kernels=(TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,
