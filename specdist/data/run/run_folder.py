@@ -40,7 +40,8 @@ class RunFolder(RunLayout):
         found, sums = manifest.fingerprint, manifest.info.get(COMPLETIONS_PER_SHARD)
         try:
             names = ("num_rows", "rows_per_shard", "num_samples")
-            return ShardPlan(*(int(found[name]) for name in names), sums)
+            num_rows, rows_per_shard, num_samples = (int(found[name]) for name in names)
+            return ShardPlan(num_rows, rows_per_shard, num_samples, sums)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise UserError(
                 f"{self.manifest_path} does not say how many rows the run has: {error!r}"

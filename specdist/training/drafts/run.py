@@ -120,7 +120,7 @@ def load_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
             config=checkpoint.config,
             dtype=dtype,
             trust_remote_code=checkpoint.trusts_code,
-            use_safetensors=not checkpoint.is_pickled,
+            use_safetensors=True,
         )
     return model
 
