@@ -116,7 +116,7 @@ def time_per_role(axes: Axes, runs: Sequence[ReportedRun]) -> None:
         }  # fmt: skip
         for role, times in roles.items():
             if times.total:
-                bars[f"{run.label}\n{role}" if len(runs) > 1 else role] = dataclasses.asdict(times)
+                bars[f"{run.label}, {role}" if len(runs) > 1 else role] = dataclasses.asdict(times)
     before = np.zeros(len(bars))
     for kind, colour in WORK_COLOURS.items():
         shares = np.array([times.get(kind, 0) / sum(times.values()) for times in bars.values()])
