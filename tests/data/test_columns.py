@@ -139,12 +139,12 @@ def test_a_column_of_any_type_is_written_as_it_is_or_refused_before(tmp_path: Pa
     written = pa.ipc.open_file(file.getvalue()).read_all()
     repeated = pa.concat_arrays([ARRAYS[name].slice(row, 1) for row in (0, 0, 1, 1)])
     assert written["x"].type == ARRAYS[name].type and str(written["x"].combine_chunks()) == str(repeated)
-    for suffix, lost in {".jsonl": ("keys twice", "far dates"), ".csv": ("keys twice", "intervals")}.items():
-        merged = io.BytesIO()
-        try:
-            _write(merged, written.schema, iter([written]), suffix)
-        except MERGE_ERRORS:
-            assert name in lost
-            continue
-        told = {"nanoseconds": "00:00:00.000000002", "text views": "a" * 40, "maps": '"b"'}.get(name, "")
-        assert name not in lost and told in merged.getvalue().decode()
+    merged = io.BytesIO()
+    is_lost = name in ("keys twice", "far dates")
+    try:
+        _write(merged, written.schema, iter([written]), ".jsonl")
+    except MERGE_ERRORS:
+        assert is_lost
+        return
+    told = {"nanoseconds": "00:00:00.000000002", "text views": "a" * 40, "maps": '"b"'}.get(name, "")
+    assert not is_lost and told in merged.getvalue().decode()

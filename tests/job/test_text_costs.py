@@ -79,7 +79,7 @@ def test_a_run_times_its_prompts_own_tokens(
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(pair.target)
     target = save(tmp_path / "target", mixture(), tokenizer)
-    monkeypatch.setattr(measuring, "LEAST_BUDGET_S", 0.2)
+    monkeypatch.setattr(measuring, "BUDGET_S", 0.2)
     options = {**options, "max_new_tokens": 4}
     own = {token_id for text in some_texts(24) for token_id in tokenizer(text)["input_ids"]}
     found = timed(monkeypatch, **{**options, "target": target, "output": tmp_path / "run"})
