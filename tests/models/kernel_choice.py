@@ -15,7 +15,7 @@ def main() -> None:
     group = dist.new_group([0, 1], backend="gloo")
     for faulty_rank in (0, 1, None):
         first = WindowlessKernel() if topology.rank == faulty_rank else PlainKernel()
-        second = PlainKernel()
+        first.name, second = "first", PlainKernel()
         chosen = choose_kernel([first, second], [LOCAL], PAGES, group=group)
         assert chosen is (first if faulty_rank is None else second), (topology.rank, faulty_rank)
     ranks.leave()
