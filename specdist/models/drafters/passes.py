@@ -158,7 +158,7 @@ class DrafterPass(TorchPass):
             batch.model_positions_T,
         )
         token_ids_T = torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device)
-        attention = CarriedStates(self._attention(batch, pages_SP), before_T, after_N)
+        attention = CarriedStates(self.attention(batch, pages_SP), before_T, after_N)
         return self.compute(token_ids_T, positions_T, index_N, attention, with_hidden=with_hidden)
 
     @torch.inference_mode()
