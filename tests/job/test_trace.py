@@ -110,6 +110,6 @@ def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_
 def test_ranks_trace_too(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
     """The draft's features travel."""
     sampled, output = options | SAMPLED | {"trace": True, "limit": 10}, tmp_path / "ranks"
-    ended = fork_ranks(2, **sampled, overlap="asynchronous", output=output)
+    ended = fork_ranks(2, **sampled, overlap="synchronous", output=output)
     assert ended.code == 0, ended.stderr
     check_against_models(pair, output)

