@@ -25,9 +25,7 @@ from tests.statistics import chi_square_p_value, chi_square_p_value_of_rows
 # Prompts of several lengths; two of them share a page.
 PROMPTS = [[1, 2, 3, 1, 6, 0], [4], [1, 2, 3, 1, 4, 4, 2, 2, 1, 3, 0, 1]]
 NUM_TOKENS = 20
-NUM_SAMPLES = 800
-# Where what is to be noticed is large, as with tokens that are thrown away by their value.
-FEWER_SAMPLES = 400
+NUM_SAMPLES = 400
 NUM_BUCKETS = 47
 END = -1
 # The tests look at about 400 p-values with fixed seeds: odds of a false alarm 1 in 250.

@@ -72,9 +72,12 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, error: Excepti
     monkeypatch.setattr(runner, "forward", failing)
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "asynchronous"])
-@pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
+@pytest.mark.parametrize(
+    ("model", "num_ahead_tokens", "num_branches", "settings"),
+    [(TARGET, 0, 0, GREEDY), (TARGET, 4, 2, SAMPLED), (DRAFT, 0, 0, SAMPLED), (DRAFT, 4, 2, GREEDY)],
+    ids=["target-none-greedy", "target-asynchronous-sampled", "draft-none-sampled",
+         "draft-asynchronous-greedy"],
+)  # fmt: skip
 def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -254,12 +257,16 @@ def check_bad_rows(
 
 
 @pytest.mark.parametrize(
-    ("settings", "value"),
-    [(GREEDY, NAN), (GREEDY, INF), (SAMPLED, INF), (GUMBEL, NAN), (SamplingSettings(top_k=9), NAN)],
-    ids=["greedy", "greedy, inf", "top-p, inf", "gumbel", "top-k"],
+    ("settings", "value", "has_draft", "num_ahead_tokens"),
+    [
+        (GREEDY, NAN, True, 0),
+        (GREEDY, INF, False, 0),
+        (SAMPLED, INF, True, 4),
+        (GUMBEL, NAN, True, 4),
+        (SamplingSettings(top_k=9), NAN, True, 0),
+    ],
+    ids=["greedy", "alone, inf", "asynchronous, inf", "asynchronous, gumbel", "top-k"],
 )
-@pytest.mark.parametrize(("has_draft", "num_ahead_tokens"), [(False, 0), (True, 0), (True, 4)],
-                         ids=["alone", "none", "asynchronous"])  # fmt: skip
 def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -288,8 +295,9 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     assert 2 <= check_bad_rows(completions, expected, is_bad) < len(requests)
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "asynchronous"])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL], ids=["greedy", "sampled", "gumbel"])
+@pytest.mark.parametrize(
+    ("settings", "num_ahead_tokens"), [(GREEDY, 4), (SAMPLED, 0), (SAMPLED, 4), (GUMBEL, 0)]
+)
 def test_a_draft_with_some_nans_only_drafts_less(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -317,17 +325,14 @@ def test_a_draft_with_some_nans_only_drafts_less(
         assert [c.token_ids for c in completions] == [c.token_ids for c in whole]
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_draft_of_nans_leaves_the_target_to_decode_alone(
-    models: tuple[PreTrainedModel, PreTrainedModel],
-    monkeypatch: pytest.MonkeyPatch,
-    settings: SamplingSettings,
+    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = requests_for(prompts_of_lengths(5, 23))
-    replica = Harness(*models, settings=settings)
+    replica = Harness(*models, settings=SAMPLED)
     poison(monkeypatch, replica.runners[DRAFT], float("nan"), lambda *_: True)
     completions = replica.generate(requests)
-    alone = Harness(models[TARGET], None, settings=settings).generate(requests)
+    alone = Harness(models[TARGET], None, settings=SAMPLED).generate(requests)
     assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
     assert replica.stats_recorder.close_shard(0).num_draft_tokens == 0
 

@@ -21,9 +21,3 @@ def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
     for folder in folders:
         tiny_model(Path(folder).name, seed=3).save_pretrained(folder)
     run_ranks("tests.engine.sharded_replica", 2, *folders)
-
-
-@pytest.mark.ranks
-def test_twenty_combinations_of_options_follow_the_target_on_three_ranks() -> None:
-    """A target on two of them, a draft on the third: synchronous, asynchronous and with branches."""
-    run_ranks("tests.engine.combinations_on_ranks", 3)

@@ -18,8 +18,7 @@ from tests.engine.sprinter_distribution import (
     completion_distribution,
     sprinter_distribution,
 )
-from tests.engine.test_coupling import COUPLED
-from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.test_policies import num_lengths
 from tests.models.families import noisy_copy, tiny_model
 
@@ -28,8 +27,8 @@ THRESHOLD = 0.5
 # Of completions whose distribution is written down in full.
 DEPTH = 5
 SURE, UNSURE = 20.0, -20.0
+COUPLED = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, is_coupled=True)
 AHEAD = [{}, {"num_ahead_tokens": CAP + 1}]
-every_mode = pytest.mark.parametrize("ahead", [*AHEAD, {**AHEAD[1], "num_branches": 2}], ids=MODES)
 
 
 def sprinter(cap: int = CAP) -> Sprinter:
@@ -43,11 +42,10 @@ def lossy_replica(
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_drawing"),
-    [(PLAIN, False), (FILTERED, False), (FILTERED, True)],
-    ids=["plain", "filtered", "drawing state"],
+    ("ahead", "settings", "is_drawing"),
+    [(AHEAD[0], PLAIN, False), (AHEAD[1], FILTERED, False), (AHEAD[0], FILTERED, True)],
+    ids=["none-plain", "asynchronous-filtered", "none-drawing state"],
 )
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES[:2])
 def test_lossy_output_follows_the_distribution_of_the_mechanism(
     ahead: dict[str, int], settings: SamplingSettings, is_drawing: bool
 ) -> None:
@@ -68,14 +66,13 @@ def test_lossy_output_follows_the_distribution_of_the_mechanism(
         assert float((expected - of_target).abs().sum()) / 2 > 0.1
 
 
-@pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
-def test_lossy_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
+def test_lossy_greedy_tokens_are_those_of_the_mechanism() -> None:
     """Token by token: the draft's while nothing is doubted; the target's where it rejects the draft's."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target, scale=0.05)
     head = random_head(draft, offset=0.5)
     replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, max_new_tokens=20,
-                      is_traced=is_traced)  # fmt: skip
+                      is_traced=True)  # fmt: skip
     prompts = prompts_of_lengths(5, 23, 12, 2)
     completions = replica.generate(requests_for(prompts))
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -87,10 +84,7 @@ def test_lossy_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None
     assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
     tokens = [token for completion in completions for token in completion.trace]
     # Some of them would not have been accepted.
-    assert (
-        any(t.is_accepted and not t.is_verified and t.acceptance_probability == 0 for t in tokens)
-        == is_traced
-    )
+    assert any(t.is_accepted and not t.is_verified and t.acceptance_probability == 0 for t in tokens)
 
 
 def greedy_mechanism(target: Any, draft: Any, head: Any, prompt: list[int], num_tokens: int) -> list[int]:
@@ -118,7 +112,7 @@ def greedy_mechanism(target: Any, draft: Any, head: Any, prompt: list[int], num_
     return tokens[len(prompt) :]
 
 
-@every_mode
+@pytest.mark.parametrize("ahead", [{}, {**AHEAD[1], "num_branches": 2}], ids=["none", "branches"])
 def test_coupled_tokens_of_a_verifier_that_doubts_everything_are_the_target_s(ahead: dict[str, int]) -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)

@@ -1,7 +1,7 @@
 """Windowed layers whose pages are given back: the same tokens as with the whole cache, from fewer pages.
 
 On the Markov pair every token that a window shows is compared with what the other layers hold, whatever
-rounds, chunks, prefixes and preemptions do; small models of three families show that the keys get there.
+rounds, chunks, prefixes and preemptions do; small models of two families show that the keys get there.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from tests.models.families import _COMMON, noisy_copy
 WINDOW = 14
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
-# Five layers of six, all, and three of four.
+# All layers, and three of four.
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {"num_hidden_layers": 6},
     "mistral": {"num_hidden_layers": 2},
     "cohere2": {"num_hidden_layers": 4, "sliding_window_pattern": 4},
 }
@@ -86,16 +85,14 @@ def test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared(
     shared.clear()
     for limits in (
         {},
-        {"max_num_seqs": 2},
         {"max_num_seqs": 12, "num_pages": 70},
         {"max_num_batched_tokens": 23, "max_num_seqs": 5},
-        {"max_num_batched_tokens": 200},
     ):
         replica = windowed_markov(settings, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         num_preemptions += replica.stats_recorder.close_shard(0).num_preemptions
         assert runner_of(replica).num_seen_in_windows > 5_000
-    assert num_preemptions > 2 and sum(shared) > 3 * num_shared > 300
+    assert num_preemptions > 2 and sum(shared) > 2 * num_shared > 200
 
 
 def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_seen() -> None:
@@ -143,11 +140,11 @@ def pair_of(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_windows_that_are_passed_by_far_change_no_token(family: str) -> None:
-    """300 tokens; without a draft, and with blocks of up to eight candidates, some of which are rejected."""
+    """150 tokens; without a draft, and with blocks of up to eight candidates, some of which are rejected."""
     target, draft = pair_of(family)
     [request] = requests_for(prompts_of_lengths(33))
     common: dict[str, Any] = {
-        "settings": GREEDY, "max_new_tokens": 300, "max_num_seqs": 1, "max_seq_len": 640, "num_pages": 160,
+        "settings": GREEDY, "max_new_tokens": 150, "max_num_seqs": 1, "max_seq_len": 640, "num_pages": 160,
         "max_num_batched_tokens": 24,
     }  # fmt: skip
     expected, *windowed = (
@@ -155,11 +152,11 @@ def test_windows_that_are_passed_by_far_change_no_token(family: str) -> None:
         for drafts, own in ((8, False), (8, True), (0, True))[: 3 if family == "mistral" else 2]
     )
     [wanted] = expected.generate([request])
-    assert len(wanted.token_ids) == 300
+    assert len(wanted.token_ids) == 150
     for replica in windowed:
         [found] = replica.generate([request])
         assert found.token_ids == wanted.token_ids
         assert replica.windowed is not None and replica.windowed.num_pages < 640 // PAGE_SIZE / 4
     assert len(set(wanted.token_ids)) > 20
     stats = windowed[0].stats_recorder.close_shard(0)
-    assert 50 < stats.num_accepted_tokens < stats.num_draft_tokens - 50
+    assert 25 < stats.num_accepted_tokens < stats.num_draft_tokens - 25

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 from tests.mutants.sampling_faults import ASYNCHRONOUS, BRANCHES, DISTRIBUTION, SYNCHRONOUS
 
-LONE_DRAFT = "tests/engine/test_branches.py::test_candidates_always_continue_the_committed_tokens[llama]"
+CANDIDATES = "tests/engine/test_draft_cache.py::test_what_is_drafted_continues_the_committed_tokens"
 BRANCH_CHOICE = "tests/engine/test_branches.py"
 GIVING_WAY = DISTRIBUTION + "test_preemption_does_not_bias_the_output"
 STOPS = DISTRIBUTION + "test_stop_tokens_do_not_bias_the_output"
@@ -42,7 +42,7 @@ ENGINE_FAULTS = (
     Mutant("tokens-drafted-ahead-kept-after-miss", "DraftWorker._resolve",
         "np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)",
         "np.maximum(state.num_ahead[slots_R] - 1, 0)",
-        (LONE_DRAFT,)),
+        (CANDIDATES,)),
     Mutant("token-drafted-ahead-judged-by-neighbours-probability", "verify_first",
         "torch.from_numpy(state.probabilities[slots_W, positions_W])",
         "torch.from_numpy(state.probabilities[slots_W, positions_W + 1])",
@@ -90,7 +90,7 @@ ENGINE_FAULTS = (
     Mutant("stop-string-found-token-late", "StopRules._num_until_stop",
         "added(prompt_ids, committed + new_ids[:count], skip_special=False)",
         "added(prompt_ids, committed + new_ids[: count - 1], skip_special=False)",
-        (IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall", TEXTS)),
+        (TEXTS,)),
     Mutant("stop-strings-sought-without-special-tokens", "StopRules._num_until_stop",
         "text = self.detokenizer.decode(last_ids + new_ids, False)",
         "text = self.detokenizer.decode(last_ids + new_ids, True)",
@@ -119,11 +119,11 @@ ENGINE_FAULTS = (
     Mutant("branch-adopted-for-another-token", "BranchTable.find",
         "        is_it &= self._token_ids[slots_S] == token_ids_S[:, None]\n",
         "",
-        (LONE_DRAFT,)),
+        (CANDIDATES,)),
     Mutant("branch-adopted-at-another-position", "BranchTable.find",
         "is_it = self._positions[slots_S] == positions_S[:, None]",
         "is_it = self._positions[slots_S] != UNUSED",
-        (LONE_DRAFT,)),
+        (CANDIDATES,)),
     Mutant("adopted-branch-probabilities-of-lost-chain", "DraftState.copy_drafted",
         "for numbers in (self.token_ids, self.probabilities, self.is_forced):",
         "for numbers in (self.token_ids, self.is_forced):",
@@ -148,7 +148,7 @@ ENGINE_FAULTS = (
     Mutant("branch-lacks-what-stands-before-in-first-page", "BranchPageTable.open",
         "return self._copies(slots_B, branches_B, begins_B, positions_B - begins_B)",
         "return self._copies(slots_B, branches_B, begins_B, 0 * begins_B)",
-        (LONE_DRAFT,)),
+        (CANDIDATES,)),
     Mutant("adopted-branchs-keys-stay-after", "DraftWorker.prefill_and_draft_ahead",
         "        self._ahead.branches.finish()\n        if self._runner.head is not None:\n",
         "        if self._runner.head is not None:\n",

@@ -4,6 +4,7 @@ branches, samples, log-probabilities. Random runs find them."""
 from tests.mutants.mutant import Mutant
 
 RANDOM_RUNS = "tests/random_runs/test_random_runs.py::test_random_runs_in_this_process"
+ON_RANKS = "tests/random_runs/test_random_runs.py::test_random_runs_on_real_ranks"
 
 INTERPLAY_FAULTS = (
     Mutant("resumed-sequence-counts-the-pages-that-it-had", "Sequence.admit",

@@ -1,5 +1,6 @@
 """Faults in what shapes the distributions of single rows: penalties, biases, filters of their own."""
 
+from tests.mutants.interplay_faults import ON_RANKS, RANDOM_RUNS
 from tests.mutants.mutant import Mutant
 
 PROCESSORS = "tests/sampling/test_processors.py::"
@@ -8,13 +9,8 @@ ENGINE = "tests/engine/test_processing.py::"
 FOLLOWS = ENGINE + "test_processed_tokens_follow_the_target"
 PENALTIES = FOLLOWS + "[none-penalties]"
 SAME_DRAFT = ENGINE + "test_a_draft_that_is_the_target_is_processed_like_it[none]"
-ROWS = ENGINE + "test_rows_of_one_batch_have_options_of_their_own[none-whole]"
 SLICED = ENGINE + "test_a_vocabulary_parallel_target_emits_the_same[rejection-min-p]"
-
-SCORED_PLAIN = "tests/engine/test_prompt_logprobs.py::test_prompts_are_scored_as_by_a_plain_pass"
-PROMPTS_SCORED = "tests/engine/test_prompt_logprobs.py::test_a_prompt_in_the_cache_is_run_once_more"
 SAMPLES = "tests/job/test_row_options.py::test_rows_have_numbers_of_samples_of_their_own"
-LOGPROBS = "tests/engine/test_logprobs.py::test_log_probabilities_are_those_of_a_plain_pass"
 
 PROCESSING_FAULTS = (
     Mutant("penalties-do-not-know-candidates", "LogitsProcessors._counts",
@@ -44,11 +40,11 @@ PROCESSING_FAULTS = (
     Mutant("rows-have-options-of-the-run", "OpenedSequences.of",
         "(request.options or processing.defaults)",
         "processing.defaults",
-        (ROWS,)),
+        (RANDOM_RUNS,)),
     Mutant("greedy-rows-draw", "RowFilters.probabilities",
         "return torch.where(self.is_greedy_N1.bool(), one_hot_NV, probabilities_NV)",
         "return probabilities_NV",
-        (ROWS,)),
+        (RANDOM_RUNS,)),
     Mutant("slices-filter-by-their-own-largest", "VocabParallelVerifier._filtered",
         "top_SNK = self.collectives.gather_everywhere(top_scores(scores_Nv, num_largest))",
         "top_SNK = top_scores(scores_Nv, num_largest)[None]",
@@ -64,23 +60,23 @@ PROCESSING_FAULTS = (
     Mutant("log-probabilities-of-processed-distribution", "WholeLogits.logprobs",
         "whole_logprobs(self.logits_NV[places_M],",
         "whole_logprobs(self.scores_NV[places_M],",
-        (LOGPROBS + "[penalties-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("log-probabilities-of-processed-slices", "VocabParallelVerifier._partial_scores",
         "return partial_scores(raw_Mv, scored_Mv,",
         "return partial_scores(scored_Mv, scored_Mv,",
-        (LOGPROBS + "[penalties-sliced]",)),
+        (RANDOM_RUNS,)),
     Mutant("log-probabilities-of-one-slice", "merged_logprobs",
         "own_4SM[0].logsumexp(dim=0)",
         "own_4SM[0].amax(dim=0)",
-        (LOGPROBS + "[plain-sliced]",)),
+        (RANDOM_RUNS,)),
     Mutant("log-probabilities-of-next-token-at-another-position", "Verifier.note_next_tokens",
         "[len(sequence.token_ids) for sequence, _ in drawn]",
         "[len(sequence.token_ids) - 1 for sequence, _ in drawn]",
-        (LOGPROBS + "[plain-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("log-probabilities-of-candidates-by-logits-after-them", "_accepted_tokens",
         "        ranges_from(starts_R, ",
         "        1 + ranges_from(starts_R, ",
-        (LOGPROBS + "[plain-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("row-stops-as-run-does", "StopRules._strings_of",
         "return self.strings if sequence.request.stop is None else sequence.request.stop",
         "return self.strings",
@@ -92,23 +88,23 @@ PROCESSING_FAULTS = (
     Mutant("scored-prompts-share-pages", "Scheduler._admit",
         "is_shared=not sequence.runs_whole_prompt,",
         "is_shared=True,",
-        (PROMPTS_SCORED,)),
+        (RANDOM_RUNS,)),
     Mutant("prompts-scored-by-logits-after-their-tokens", "LogprobBook.prompt_tokens",
         "np.arange(first, first + end - chunk.begin - 1)",
         "np.arange(first, first + end - chunk.begin - 1) + 1",
-        (SCORED_PLAIN + "[plain-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("chunks-of-prompts-scored-without-their-last-token", "LogprobBook.prompt_tokens",
         "end = min(chunk.end + 1, sequence.num_prompt_tokens)",
         "end = min(chunk.end, sequence.num_prompt_tokens)",
-        (SCORED_PLAIN + "[plain-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("chunks-of-prompts-scored-where-another-begins", "LogprobBook.prompt_tokens",
         "            first += size\n",
         "",
-        (SCORED_PLAIN + "[plain-whole]",)),
+        (RANDOM_RUNS,)),
     Mutant("prompts-scored-by-one-slice", "VocabParallelVerifier._prompt_scores",
         "return partial_prompt_scores(self._prompt_Pv, self._ids, ids_P, num_top)",
         "return partial_prompt_scores(self._prompt_Pv, range(len(self._ids)), ids_P, num_top)",
-        (SCORED_PLAIN + "[plain-sliced]",)),
+        (RANDOM_RUNS,)),
     Mutant("ranks-do-not-know-which-prompts-are-scored", "unpacked_pass",
         "prompts=PromptTokens(*arrays[9:11]),",
         "prompts=PromptTokens(arrays[9], 0 * arrays[10]),",
@@ -132,5 +128,5 @@ PROCESSING_FAULTS = (
     Mutant("options-of-rows-known-to-rank-0-alone", "unpacked_pass",
         "opened=unpickled(arrays[11]) or NOTHING_OPENED,",
         "opened=NOTHING_OPENED,",
-        ("tests/engine/test_slices.py" "::test_twenty_combinations_of_options_follow_the_target_on_three_ranks",)),
+        (ON_RANKS,)),
 )

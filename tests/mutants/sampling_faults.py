@@ -13,7 +13,7 @@ BRANCHES = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distr
 ENUMERATION = "tests/sampling/test_enumeration.py"
 SLICES = "tests/sampling/test_vocab_parallel.py"
 RANDOM = "tests/sampling/test_random.py"
-IN_SLICES = DISTRIBUTION + "test_a_vocabulary_parallel_target_follows_its_distribution"
+IN_SLICES = DISTRIBUTION + "test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one"
 
 SAMPLING_FAULTS = (
     # One random number for two purposes: every pair of draft draw, acceptance and recovered token.

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "tests/engine/test_stats_recorder.py"
 STATS = "tests/data/stats/test_shard.py"
-TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
+TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy]"
 
 ROOFLINE, EXPERTS = "tests/lab/plan/test_roofline.py", "tests/lab/plan/test_experts.py"
 SAMPLING, CALIBRATION = "tests/lab/plan/test_sampling.py", "tests/lab/plan/test_calibration.py"
