@@ -10,8 +10,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine.draft.steps import draft_loop
-from specdist.engine.request import Completion
 from specdist.models.heads.info import HiddenState
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
@@ -130,30 +128,6 @@ def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
     entropies = [rows.features.entropies for rows in spy.asked if rows.features is not None]
     assert np.isnan(entropies).all() == (not uses_features)
     assert len(entropies) > 0 or not (needs_last_estimate or uses_features)
-
-
-@pytest.mark.parametrize("hidden_state", ["own", "drawing"])
-def test_runs_of_steps_draft_what_single_steps_do(
-    hidden_state: HiddenState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device's draft loop gives the policy and the trace the same estimates."""
-    target = tiny_model("llama", seed=3)
-    head = random_head(target, offset=0.7, uses_features=True, hidden_state=hidden_state)
-
-    def completions() -> list[Completion]:
-        replica = Harness(target, noisy_copy(target), policy=policy_of("sprinter"), head=head, is_traced=True,
-                          settings=SAMPLED, max_new_tokens=24, trusts_draft=True)  # fmt: skip
-        return replica.generate(requests_for(prompts_of_lengths(5, 2, 11)))
-
-    alone = completions()
-    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
-    runs = completions()
-    assert [c.token_ids for c in runs] == [c.token_ids for c in alone]
-    estimates = [[t.head_probability for c in each for t in c.trace] for each in (alone, runs)]
-    known = [[x for x in each if x is not None] for each in estimates]
-    # Up to rounding, which is the processor's.
-    assert known[0] == pytest.approx(known[1], abs=1e-5) and len(known[0]) > 20
-    assert [x is None for x in estimates[0]] == [x is None for x in estimates[1]]
 
 
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "replayed"])

@@ -2,10 +2,10 @@
 
 from tests.mutants.mutant import Mutant
 
-PARALLEL = "tests/engine/test_parallel_eagle.py::test_every_block_is_what_the_published_formulas_say"
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[llama]"
+PARALLEL = f"{FORMULAS}[peagle, preempted, as on a device]"
 SEVERAL = f"{FORMULAS}[gemma2, two layers of Qwen3, preempted]"
 RECORDED = "tests/models/drafters/test_recorded.py::test_blocks_of_recorded_passes_are_those_of_others[eagle3]"
 

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.sampling_faults import SYNCHRONOUS
 
 POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_distribution"
-SPRINTER = "tests/engine/test_sprinter.py::test_lossy_output_follows_the_distribution_of_the_mechanism"
+SPRINTER = "tests/engine/test_sprinter.py::test_lossy_greedy_tokens_are_those_of_the_mechanism"
 HEADS = "tests/engine/test_heads.py"
 AT_ONCE = "tests/engine/test_goodput.py::test_asked_after_several_steps_it_drafts_the_same_blocks"
 RUNS = "tests/engine/test_runs.py"
