@@ -40,7 +40,6 @@ from tests.engine.sampled import (
     p_values,
 )
 from tests.engine.sliced import SlicedMarkovReplica
-from tests.engine.test_greedy import MODES
 
 TARGET = markov_pair()[0]
 SETTINGS = {
@@ -61,7 +60,6 @@ ROUNDS_AHEAD = [
     (1, 0, "plain"), (4, 0, "plain"), (4, 3, "plain"), (2, 1, "filtered"), (2, 0, "top-k"),
     (4, 3, "coupled, filtered"),
 ]  # fmt: skip
-turns_and_branches = pytest.mark.parametrize("ahead", [AHEAD[0], AHEAD[2]], ids=[MODES[0], MODES[2]])
 
 
 @pytest.mark.parametrize(("num_draft_tokens", "name"), TURNS)
@@ -102,23 +100,6 @@ def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(settings
     # A probability that differs in the last bit may very rarely change a token.
     num_same = sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True))
     assert num_same > 0.99 * len(whole)
-
-
-@turns_and_branches
-def test_stop_tokens_do_not_bias_the_output(ahead: dict[str, int]) -> None:
-    """The tokens before an early end follow the same distribution."""
-    replica = markov_replica(PLAIN, eos=[5], **ahead)
-    found = p_values(replica, TARGET, eos=[5])
-    assert min(found) > ALARM, found
-
-
-@turns_and_branches
-def test_preemption_does_not_bias_the_output(ahead: dict[str, int]) -> None:
-    """Rows restart in another slot while other rows are in the middle of their completions."""
-    replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=600, **ahead)
-    found = p_values(replica, TARGET)
-    assert min(found) > ALARM, found
-    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
 
 
 @pytest.mark.parametrize(

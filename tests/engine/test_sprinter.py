@@ -75,8 +75,9 @@ def test_drawn_tokens_are_verified_with_their_own_probabilities() -> None:
     """Whatever was trusted before them in a block: with min(1, P/Q) of what both models say there."""
     target, settings = tiny_model("llama", seed=3), SamplingSettings(temperature=0.7)
     draft = noisy_copy(target, scale=0.05)
-    replica = Harness(target, draft, policy=sprinter(), head=random_head(draft, offset=0.5), trusts_draft=True,
-                      settings=settings, max_new_tokens=20, is_traced=True)  # fmt: skip
+    head = random_head(draft, offset=0.5)
+    replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, settings=settings,
+                      max_new_tokens=20, is_traced=True)  # fmt: skip
     for completion in replica.generate(requests_for(prompts_of_lengths(5, 23, 12, 2), num_samples=2)):
         request = completion.request
         check_acceptance(

@@ -49,7 +49,7 @@ def markov_prompts() -> list[Request]:
 def windowed_markov(settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
     target, draft = markov_pair()
     defaults: dict[str, Any] = {
-        "num_draft_tokens": 3, "max_new_tokens": 50, "max_seq_len": 256, "max_num_seqs": 6,
+        "num_draft_tokens": 3, "max_new_tokens": 32, "max_seq_len": 256, "max_num_seqs": 6,
         "max_num_batched_tokens": 40, "num_pages": 600, "is_windowed": True,
     }  # fmt: skip
     model = dataclasses.replace(target, window=WINDOW)
@@ -91,7 +91,7 @@ def test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared(
         replica = windowed_markov(settings, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         num_preemptions += replica.stats_recorder.close_shard(0).num_preemptions
-        assert runner_of(replica).num_seen_in_windows > 5_000
+        assert runner_of(replica).num_seen_in_windows > 3_000
     assert num_preemptions > 2 and sum(shared) > 2 * num_shared > 200
 
 
@@ -106,7 +106,7 @@ def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_s
     whole = windowed_markov(COUPLED, is_windowed=False, **common).generate(requests)
     replica = windowed_markov(COUPLED, **common)
     assert outcome(replica.generate(requests)) == outcome(whole)
-    assert runner_of(replica).num_seen_in_windows > 5_000
+    assert runner_of(replica).num_seen_in_windows > 3_000
 
 
 def test_pages_of_a_failed_pass_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
