@@ -281,8 +281,8 @@ def _stack(weights: dict[str, Tensor], config: Any, tokens: Tensor, states: Tens
 def layer_of(
     of: dict[str, Tensor], config: Any, inputs: Tensor, states: Tensor, contexts: Tensor | None = None
 ) -> Tensor:
-    """The outputs of a layer of Llama or Qwen3 with these weights, for tokens that see those before them; or for
-    those of a block, which see all of it, and ``contexts`` before it."""
+    """The outputs of a layer of Llama or Qwen3 with these weights. Tokens see those before them; those of a
+    block see all of it, and ``contexts`` before it."""
     seen = inputs if contexts is None else torch.cat([contexts, inputs])
     width, begin = config.head_dim, len(seen) - len(inputs)
     angles = torch.arange(len(seen))[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
