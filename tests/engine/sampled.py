@@ -36,6 +36,8 @@ FILTERED = SamplingSettings(temperature=0.8, top_k=5, top_p=0.9)
 TOP_K = SamplingSettings(temperature=1.2, top_k=4)
 COUPLED = SamplingSettings(is_coupled=True)
 COUPLED_FILTERED = SamplingSettings(temperature=0.8, top_k=5, top_p=0.9, is_coupled=True)
+# In turns, ahead, and with branches: ``tests.engine.test_greedy.MODES``.
+AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
 
 
 def markov_replica(

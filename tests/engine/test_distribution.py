@@ -21,14 +21,13 @@ tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults
 An earlier version, 6,000 completions of 6 tokens by a transformer, gave the first of them p = 0.03 to 0.57.
 """
 
-from typing import Any
-
 import pytest
 
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import (
+    AHEAD,
     ALARM,
     COUPLED,
     COUPLED_FILTERED,
@@ -49,11 +48,6 @@ SETTINGS = {
     "coupled": COUPLED,
     "coupled, filtered": COUPLED_FILTERED,
 }
-AHEAD: list[dict[str, Any]] = [
-    {},
-    {"num_ahead_tokens": 4},
-    {"num_ahead_tokens": 4, "num_branches": 2},
-]
 # Every setting in turns, and every shape of a round ahead; lengths and settings by pairs.
 TURNS = [(3, "plain"), (3, "filtered"), (8, "top-k"), (3, "coupled"), (1, "coupled, filtered")]
 ROUNDS_AHEAD = [

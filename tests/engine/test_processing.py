@@ -25,7 +25,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
-from tests.engine.sampled import ALARM, PROMPTS, markov_replica
+from tests.engine.sampled import AHEAD, ALARM, PROMPTS, markov_replica
 from tests.engine.sliced import SlicedMarkovReplica
 from tests.engine.test_greedy import MODES
 from tests.random_runs.checking import place_of
@@ -50,7 +50,6 @@ CASES = {
     # Without any history, and without what gathers whole logits on vocabulary-parallel ranks.
     "min-p": Processing(defaults=TokenOptions(temperature=1.2, top_k=6, min_p=0.15)),
 }
-AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
 
 
 def settings_of(processing: Processing, *, is_coupled: bool = False) -> SamplingSettings:

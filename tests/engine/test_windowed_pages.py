@@ -1,7 +1,7 @@
 """Windowed layers whose pages are given back: the same tokens as with the whole cache, from fewer pages.
 
 On the Markov pair every token that a window shows is compared with what the other layers hold, whatever
-rounds, chunks, prefixes and preemptions do; ``tests/models/test_windowed_pages.py`` shows that the keys get there.
+rounds, chunks, prefixes and preemptions do. That keys of transformers get there show the models' own tests.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovRunner, markov_pair
-from tests.engine.sampled import COUPLED, PLAIN, PROMPTS
+from tests.engine.sampled import AHEAD, COUPLED, PLAIN, PROMPTS
 from tests.engine.test_greedy import MODES
 from tests.engine.test_identity import outcome
 
 # No multiple of the pages' size.
 WINDOW = 14
-AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
 
 
 def markov_prompts() -> list[Request]:
