@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdist.engine.request import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, markov_pair, weights
@@ -78,13 +77,7 @@ def p_values(
     completions = replica.generate(requests_for(PROMPTS, num_samples))
     assert len(completions) == num_samples * len(PROMPTS)
     assert all(completion.error is None for completion in completions)
-    return p_values_of(completions, probabilities_VVV(model, replica.settings), eos=eos)
-
-
-def p_values_of(
-    completions: Sequence[Completion], probabilities: np.ndarray, *, eos: Sequence[int] = ()
-) -> list[float]:
-    """As :func:`p_values`, of completions of ``PROMPTS``."""
+    probabilities = probabilities_VVV(model, replica.settings)
     vocab_size = len(probabilities)
     counts = np.zeros((vocab_size, vocab_size, vocab_size), np.int64)
     of_buckets = []
