@@ -7,8 +7,6 @@ SYNCHRONOUS = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_dis
 FILTERED = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_distribution[3-filtered]"
 COUPLED = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_distribution[3-coupled]"
 ASYNCHRONOUS = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[4-0-plain]"
-# Every token is one drafted ahead.
-ONE_AHEAD = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[1-0-plain]"
 BRANCHES = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[4-3-plain]"
 ENUMERATION = "tests/sampling/test_enumeration.py"
 SLICES = "tests/sampling/test_vocab_parallel.py"
@@ -21,10 +19,6 @@ SAMPLING_FAULTS = (
         "keys_W.uniforms(Purpose.NEXT_TOKEN)",
         "keys_W.uniforms(Purpose.ACCEPT)",
         (SYNCHRONOUS,), is_dangerous=True),
-    Mutant("recovered-token-drawn-with-number-drew-candidate", "sample_next_tokens",
-        "keys_W.uniforms(Purpose.NEXT_TOKEN)",
-        "keys_W.uniforms(Purpose.DRAFT)",
-        (SYNCHRONOUS,)),
     Mutant("candidate-judged-with-number-drew-it", "_verify_blocks",
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.DRAFT)",
@@ -33,18 +27,10 @@ SAMPLING_FAULTS = (
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.DRAFT)",
         (ASYNCHRONOUS,)),
-    Mutant("candidate-drawn-with-number-judges-it", "DraftRuns.uniforms_of_all",
-        "keys.uniforms(Purpose.DRAFT)",
-        "keys.uniforms(Purpose.ACCEPT)",
-        (SYNCHRONOUS,)),
     Mutant("token-drafted-ahead-verified-without-drafts-probability", "verify_first",
         "verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W)",
         "verify_candidates(target_probabilities_W, draft_probabilities_W * 0 + 1, keys_W)",
         (ASYNCHRONOUS,)),
-    Mutant("tokens-drafted-ahead-all-verified-with-one-number", "verify_first",
-        "keys_W = state.random_keys(slots_W, positions_W)",
-        "keys_W = state.random_keys(slots_W, positions_W * 0)",
-        (ONE_AHEAD,)),
     Mutant("all-purposes-share-one-number", "hash_words",
         "(num_misses_N << PURPOSE_BITS) | int(purpose)",
         "(num_misses_N << PURPOSE_BITS)",
@@ -57,10 +43,6 @@ SAMPLING_FAULTS = (
         "| (num_misses_N << PURPOSE_BITS) |",
         "| (num_misses_N * 0) |",
         (RANDOM,)),
-    Mutant("all-candidates-of-block-judged-with-one-number", "_verify_blocks",
-        "positions_N=verify_input.positions_N[index_C],",
-        "positions_N=verify_input.positions_N[index_C] * 0,",
-        (SYNCHRONOUS,)),
     Mutant("all-rows-judge-with-numbers-of-one-stream", "Tails.of",
         "(each.slot, each.stream_key, len(each.token_ids))",
         "(each.slot, 0, len(each.token_ids))",
@@ -106,10 +88,6 @@ SAMPLING_FAULTS = (
         "index_C = self.logits_indices_N[self.target_logits_indices_C] + 1",
         "index_C = self.logits_indices_N[self.target_logits_indices_C]",
         (SYNCHRONOUS,)),
-    Mutant("candidate-judged-by-what-follows-it", "FullDistributions.candidate_probabilities",
-        "asked.target_logits_indices_C, asked.candidate_ids_C",
-        "asked.target_logits_indices_C + 1, asked.candidate_ids_C",
-        (SYNCHRONOUS,)),
     # The residual.
     Mutant("recovered-token-drawn-from-targets-whole-distribution", "recovered_distributions",
         "mass_WV = (target_W.probabilities_NV - draft_W.probabilities_NV).clamp_(min=0)",
@@ -133,10 +111,6 @@ SAMPLING_FAULTS = (
         "distributions_N.probabilities_of(drawn_N), features_3N",
         "logits_NV.softmax(dim=1).gather(1, drawn_N[:, None])[:, 0].double(), features_3N",
         (FILTERED,), is_dangerous=True),
-    Mutant("draft-keeps-scores-from-before-temperature-and-filters", "draft_distributions",
-        "return DraftDistributions(distributions, distributions.probabilities_NV, distributions)",
-        "return DraftDistributions(distributions, logits_NV.float().softmax(dim=1), distributions)",
-        (FILTERED,)),
     Mutant("temperature-0-probabilities-of-temperature-1", "distributions_from_logits",
         "        return OneHot.of_largest(logits_NV)\n    if filters",
         "        return Dense(logits_NV.float().softmax(dim=1))\n    if filters",
@@ -152,10 +126,6 @@ SAMPLING_FAULTS = (
     Mutant("top-p-drops-what-ties-with-last-keeps", "plain_probabilities",
         "scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)",
         "scores_NV.masked_fill((scores_NV <= least_N1) & (least_N1 < scores_NV.amax(1, keepdim=True)), -torch.inf)",
-        (ENUMERATION,)),
-    Mutant("top-k-drops-what-ties-with-last-keeps", "plain_probabilities",
-        "scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)",
-        "scores_NV.masked_fill(scores_NV <= kth_N1, -torch.inf)",
         (ENUMERATION,)),
     Mutant("top-k-of-1-filters-nothing", "plain_probabilities",
         "    if 0 < top_k < scores_NV.shape[1]:\n",

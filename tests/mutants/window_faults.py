@@ -10,7 +10,6 @@ PREFIX = (
     "tests/models/cache/test_windowed_pages.py::"
     "test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_there"
 )
-SIZES = "tests/models/cache/test_windowed_pages.py::test_only_windows_that_save_pages_have_pages_of_their_own"
 WINDOWED = (
     "tests/engine/test_windowed_pages.py::"
     "test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared"
@@ -23,10 +22,6 @@ WINDOW_FAULTS = (
         "best, most = tried, of_own",
         "pass",
         ("tests/job/test_rank_allocation.py",)),
-    Mutant("host-reads-from-a-page-too-late", "AttentionGroup.seen",
-        "self.positions_RQ[:, 0] - window + 1",
-        "self.positions_RQ[:, -1] - window + 1",
-        (HOST,)),
     Mutant("host-reads-all-pages", "AttentionGroup.seen",
         "is_whole = window is not None and not firsts_R.any()",
         "is_whole = window is not None",
@@ -75,10 +70,6 @@ WINDOW_FAULTS = (
         "        self._pages.slide(sequence.slot, begin, end)\n",
         "",
         (WINDOWED,)),
-    Mutant("too-few-windowed-pages-for-a-batch", "num_pool_pages",
-        "+ 2 * -(-num_batched_tokens // page_size)",
-        "",
-        (SIZES,)),
     Mutant("collecting-from-a-cache-that-gives-back", "_collect",
         "may_give_back=False",
         "may_give_back=True",
