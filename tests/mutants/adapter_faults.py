@@ -28,7 +28,7 @@ ADAPTER_FAULTS = (
         "whole = self._checkpoint.adapted(name, whole)",
         "pass",
         (f"{QUANTISED}_adapter",
-         "tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards[untied]")),
+         "tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards")),
     Mutant("manifest-without-the-adapter", "_changes_fingerprint",
         "None if model.adapter is None else model.adapter.fingerprint()",
         "None",
