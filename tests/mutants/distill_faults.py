@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 LEARNING, SEGMENTS = "tests/training/drafts/test_learning.py", "tests/data/test_segments.py"
-JOB, LOOP = "tests/training/drafts/test_distill.py", "tests/training/heads/test_loop.py"
+JOB = "tests/training/drafts/test_distill.py"
 LEARNS = f"{JOB}::test_a_distilled_draft_is_accepted_more_often"
 KILLED = f"{JOB}::test_a_killed_training_ends_with_the_same_weights"
 ANEW = f"{JOB}::test_the_draft_writes_after_every_prompt_anew"
@@ -14,10 +14,6 @@ DISTILL_FAULTS = (
         "torch.minimum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
         "torch.maximum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
         (f"{LEARNING}::test_with_rejection_the_targets_tokens_alone_give_the_common_mass",)),
-    Mutant("tvd-rewards-what-the-draft-has-too-much-of", "distance",
-        "(target_logs_MV > logs_MV)",
-        "(target_logs_MV < logs_MV)",
-        (f"{LEARNING}::test_the_target_itself_is_where_a_loss_is_smallest[tvd]",)),
     Mutant("what-is-not-recorded-is-forgotten", "_with_rest",
         "return torch.cat([logs_MK, rest_M1.log()], 1)",
         "return logs_MK.log_softmax(1)",
@@ -38,10 +34,6 @@ DISTILL_FAULTS = (
         "            self.model,\n",
         '            self.__dict__.setdefault("_old", __import__("copy").deepcopy(self.model)),\n',
         (ANEW,)),
-    Mutant("completions-drown-in-prompts", "Examples.learned",
-        "return self.training * times + self.prompts",
-        "return self.training + self.prompts",
-        (f"{OWN_TEXTS}::test_completions_stay_a_quarter_of_the_sequences",)),
     Mutant("a-checkpoint-that-was-cut-short-is-used", "_last_checkpoint",
         '            json.loads((path / "trainer_state.json").read_text())\n',
         "",
@@ -50,18 +42,10 @@ DISTILL_FAULTS = (
         "if (checkpoints / KEY_NAME).is_file() and ",
         "if False and ",
         (KILLED,)),
-    Mutant("an-evaluation-gets-the-loss-of-all-steps", "run_steps",
-        "                losses = []\n",
-        "",
-        (LOOP,)),
     Mutant("a-draft-changes-within-a-shard-under-rejection", "next_segment",
         "if rule == BETWEEN_SHARDS:",
         "if False:",
         (f"{SEGMENTS}::test_with_rejection_no_shard_has_rows_of_two_drafts",)),
-    Mutant("a-draft-changes-whatever-the-rule", "next_segment",
-        "if is_latest or rule == NEVER or",
-        "if is_latest or",
-        (f"{SEGMENTS}::test_what_changes_tokens_is_refused",)),
     Mutant("costs-of-the-former-draft-are-kept", "INFO_OF_DRAFT",
         'INFO_OF_DRAFT = ("draft", COSTS, EARLIER_COSTS)',
         'INFO_OF_DRAFT = ("draft",)',

@@ -18,9 +18,6 @@ PLAIN = "tests/models/test_packed_experts.py::test_what_cannot_stay_packed_is_de
 PACKED = "tests/models/test_packed_experts.py::test_packed_experts_give_what_their_numbers_give"
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
 RECORDED = "tests/gpu/test_engine.py::test_packed_experts_give_the_rows_of_a_cpu_in_recorded_passes"
-BLOCKS = "tests/kernels/test_experts.py::test_blocks_have_every_token_once"
-PLANNED = "tests/lab/plan/test_experts.py::test_quantised_experts_are_planned_as_they_are_held"
-JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
 
 EXPERT_FAULTS = (
     Mutant("groups-of-any-number-stay-packed", "packed_experts._packed",
@@ -35,10 +32,6 @@ EXPERT_FAULTS = (
         "for tensor, begin in zip(tensors, begins, strict=False)",
         "for tensor, begin in zip(tensors, begins[-2::-1], strict=False)",
         (PLACES, LOADED)),
-    Mutant("experts-collected-before-they-are-placed", "conversions_of",
-        "        except UnknownOperationError:\n",
-        "            raise UnknownOperationError\n        except UnknownOperationError:\n",
-        (LOADED,)),
     Mutant("experts-in-the-order-of-letters", "_grouped",
         "sorted(stored_names, key=dot_natural_key)",
         "sorted(stored_names)",
@@ -46,10 +39,6 @@ EXPERT_FAULTS = (
     Mutant("gates-and-ups-of-other-ranks", "_cuts",
         "range(part * width + own.start, part * width + own.stop)",
         "range((part * width + own.start) // num_parts, (part * width + own.stop) // num_parts)",
-        (PARTS,)),
-    Mutant("alternating-halves-taken-for-halves-after-each-other", "_cuts",
-        "    if not module.is_concatenated:\n",
-        "    if False:\n",
         (PARTS,)),
     Mutant("every-rank-adds-the-experts-biases", "_cuts",
         "Cut(1, () if rank else whole)",
@@ -74,10 +63,6 @@ EXPERT_FAULTS = (
         "                part.mp_group = None\n",
         "                pass\n",
         (OVER_RANKS,)),
-    Mutant("what-a-block-adds-up-is-not-summed", "share_sums",
-        "            _sum_output(block, block.forward, group)\n",
-        "            pass\n",
-        (OVER_RANKS,)),
     Mutant("other-experts-than-those-that-are-compared", "_of_chosen",
         "chosen[numbers]",
         "numbers",
@@ -95,10 +80,6 @@ EXPERT_FAULTS = (
         "begin + part.begin[cut.dim]",
         "part.begin[cut.dim]",
         (OVER_RANKS, PACKED)),
-    Mutant("joined-experts-not-turned", "QuantizedTensors.numbers",
-        "weight.dequantized(torch.float32).T for",
-        "weight.dequantized(torch.float32).reshape(weight.num_inputs, -1) for",
-        (JOINED,)),
     Mutant("experts-before-their-scales", "QuantizedTensors.matrices",
         "from_stored(form, parts, (num_outputs, num_inputs))",
         "from_stored(form, {**parts, form.scale_name: torch.ones_like(parts[form.scale_name])}, "
@@ -108,24 +89,12 @@ EXPERT_FAULTS = (
         "scales_AB = scales_AB.repeat_interleave((old or shape[dim]) // new, dim)",
         "scales_AB = torch.cat([scales_AB] * ((old or shape[dim]) // new), dim)",
         (PACKED,)),
-    Mutant("tokens-with-the-expert-before-theirs", "PackedExperts.dequantized_product",
-        "self.matrix(index)",
-        "self.matrix(index - 1)",
-        (PACKED,)),
     Mutant("halves-of-a-byte-exchanged-in-the-kernel", "experts.grouped_product_kernel",
         "tl.interleave(codes & 15, codes >> 4)",
         "tl.interleave(codes >> 4, codes & 15)",
         (KERNEL,)),
-    Mutant("full-blocks-with-the-next-expert", "experts.token_blocks",
-        "torch.searchsorted(last_E, blocks_M, right=True)",
-        "torch.searchsorted(last_E, blocks_M)",
-        (KERNEL, BLOCKS)),
     Mutant("experts-one-after-the-other-on-a-gpu", "PackedExperts.choose_product",
         "self.product = trial.found or self.dequantized_product",
         "self.product = self.dequantized_product",
         (RECORDED,)),
-    Mutant("planner-counts-plain-experts", "Experts.rank_bytes",
-        "self.form is None or",
-        "self.form is not None or",
-        (PLANNED, JOINED)),
 )  # fmt: skip

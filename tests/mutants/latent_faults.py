@@ -9,7 +9,6 @@ OTHERS = LATENT + "test_other_numbers_are_noticed_and_keys_and_values_are_kept"
 WIDER = "tests/kernels/test_paged_attention.py::test_keys_are_wider_than_values_or_are_the_values_too"
 V3 = LATENT + "test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes"
 QUANTIZED = LATENT + "test_quantised_projections_from_latents_become_plain_ones"
-TWO_RANKS = LATENT + "test_two_ranks_of_deepseek_v3_in_blocks_of_float8"
 
 LATENT_FAULTS = (
     Mutant("queries-through-another-heads-matrix", "Latents.queries",
@@ -36,20 +35,8 @@ LATENT_FAULTS = (
         "self._static is None or self.torch_pass.expanded_segments(batch) is not None",
         "self._static is None",
         (EXPANDED,)),
-    Mutant("planner-knows-no-expansion", "LayerCache.attended",
-        "self.expansion and self.expansion.of_chunk(",
-        "None and self.expansion.of_chunk(",
-        (V3,)),
-    Mutant("expanded-values-of-the-first-heads", "Latents.keys_and_values",
-        "(each[heads] for each in self._weights())",
-        "(each[: each[heads].shape[0]] for each in self._weights())",
-        (EXPANDED,)),
     Mutant("kernel-leaves-the-rest-of-keys-out", "_one_split",
         "scores = _dot(rest_queries, tl.trans(rest_keys), scores)",
-        "pass",
-        (WIDER,)),
-    Mutant("values-lie-as-far-apart-as-keys", "_one_split",
-        "value_places_N = places_N // (width + rest_width) * width",
         "pass",
         (WIDER,)),
     Mutant("part-of-the-heads-reads-another-key", "attend_kernel",
@@ -64,8 +51,4 @@ LATENT_FAULTS = (
         "if name not in names or name in absorbed:",
         "if name not in names:",
         (QUANTIZED,)),
-    Mutant("whole-quantised-layers-counted-cut", "model_size",
-        "if cuts and name not in styles}",
-        "if cuts and False}",
-        (TWO_RANKS,)),
 )

@@ -7,7 +7,6 @@ NORMS = KERNELS + "::test_norms_are_those_of_transformers"
 RESIDUALS = KERNELS + "::test_a_residual_with_its_norms_is_what_they_are_alone"
 ROTARY = KERNELS + "::test_rotary_embeddings_are_those_of_transformers"
 GATES = KERNELS + "::test_gated_activations_are_the_plain_ones"
-WRITING = KERNELS + "::test_keys_and_values_are_written_where_they_belong"
 ROUNDING = "tests/kernels/test_rounding.py::"
 FUSING = "tests/kernels/test_fusing.py::"
 NEXT_NORM = FUSING + "test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives"
@@ -16,7 +15,7 @@ JOINED_SUMS = (
     "tests/models/test_all_reduce.py::"
     "test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits"
 )
-COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels[llama-10]"
+COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels"
 
 LAYER_FAULTS = (
     Mutant("float8-ties-away-from-zero", "rounding.float8_bits",
@@ -43,10 +42,6 @@ LAYER_FAULTS = (
         "    numbers = _rounded(numbers, loaded.dtype)\n    tl.store(sums",
         "    tl.store(sums",
         (RESIDUALS,)),
-    Mutant("residual-is-normed", "residual_norm_kernel",
-        "    tl.store(sums + places, numbers, mask=is_used)\n    numbers = _normed(numbers, weight,",
-        "    numbers = _normed(numbers, weight,",
-        (RESIDUALS, FUSING + "test_every_family_keeps_its_logits")),
     Mutant("layers-of-any-structure-fused", "Forms._layer",
         "            trials.append([differences(found.run(hidden, kwargs), expected)])\n",
         "            found.run(hidden, kwargs)\n",
@@ -59,10 +54,6 @@ LAYER_FAULTS = (
         "        if done is not None and done[0]() is inputs:\n",
         "        if done is not None:\n",
         (NEXT_NORM,)),
-    Mutant("norms-left-to-the-layers-that-follow", "_norm_after",
-        "        layer.after = norm if is_alike else None\n",
-        "        del is_alike\n",
-        (COUNTS, FUSING + "test_a_runners_passes_are_fused")),
     Mutant("a-joined-product-serves-twice", "JoinedProjections.of",
         "self._outputs.pop(index)",
         "self._outputs[index]",
@@ -71,10 +62,6 @@ LAYER_FAULTS = (
         "F.linear(inputs, self.weight, self.bias)",
         "F.linear(inputs, self.weight)",
         (JOINED, FUSING + "test_every_family_keeps_its_logits")),
-    Mutant("a-copys-products-are-those-of-the-original", "JoinedProjections.is_of",
-        "layers[0].weight.data_ptr() == self.weight.data_ptr()",
-        "self.weight is not None",
-        (FUSING + "test_a_copy_of_a_model_has_its_own_weights",)),
     Mutant("a-rank-reads-before-its-peer-has-written", "summed_over_ranks",
         "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < turn",
         "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < 0",
@@ -95,30 +82,10 @@ LAYER_FAULTS = (
         "_row(from_cos, is_half), -second, _row",
         "_row(from_cos, is_half), second, _row",
         (ROTARY,)),
-    Mutant("rotary-takes-heads-as-contiguous", "rotary",
-        "            *queries_THD.stride()[:2],\n",
-        "            num_heads * width,\n            width,\n",
-        (ROTARY,)),
-    Mutant("gate-not-rounded-before-product", "gate_kernel",
-        "_rounded(gate / (1.0 + tl.exp(-slope)), loaded.dtype)",
-        "gate / (1.0 + tl.exp(-slope))",
-        (GATES,)),
-    Mutant("values-written-with-strides-of-keys", "write_tokens",
-        "            *values_TGD.stride()[:2],\n",
-        "            *keys_TGD.stride()[:2],\n",
-        (WRITING,)),
     Mutant("fused-wherever-names-match", "Forms._best",
         'largest <= tolerance_of("formula", dtype)',
         'largest <= tolerance_of("formula", dtype) or True',
         (FUSING + "test_another_formula_stays_as_it_is",)),
-    Mutant("trials-call-projections", "Forms._activation",
-        "            twin._modules = {**module._modules, **dict(zip(PROJECTIONS, scales, strict=True))}\n",
-        "",
-        (FUSING + "test_projections_are_not_tried",)),
-    Mutant("layers-fused-for-all-who-share-model", "FusedLayers.__init__",
-        "        self.is_active = False\n        self.num_fused",
-        "        self.is_active = True\n        self.num_fused",
-        (FUSING + "test_every_family_keeps_its_logits",)),
     Mutant("all-logits-taken-for-the-wanted-ones", "TorchPass.__init__",
         '"logits_to_keep" in inspect.signature(type(model).forward).parameters',
         "True",

@@ -25,18 +25,10 @@ STORAGE_FAULTS = (
         "            _go_on(paths.data, paths.decision)\n",
         "            pass\n",
         (f"{STORAGE}::test_without_conditional_writes_a_shard_has_the_data_of_one_attempt",)),
-    Mutant("store-probes-make-folder-another-s", "_is_harmless",
-        ' or entry.name.startswith(f"{PROBE}.")',
-        "",
-        (f"{STORAGE}::test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way",)),
     Mutant("store-uploads-of-other-runs-are-aborted", "ObjectStore.abort_uploads",
         '            if upload["Key"].startswith(f"{prefix}/"):\n',
         "            if prefix:\n",
         (f"{STORAGE}::test_a_complete_run_leaves_nothing_of_replicas_that_were_killed",)),
-    Mutant("store-rows-of-a-run-begun-anew-are-removed", "remove_leftovers",
-        'if folder.manifest.info.get(RUN_TAG, "") == folder.run_tag:',
-        "if folder.manifest.info:",
-        (f"{STORAGE}::test_a_run_begun_anew_keeps_its_rows_when_a_replica_of_the_old_one_ends",)),
     Mutant("store-silence-is-absence", "ShardRecord.read",
         ("            return parse_fields(ShardRecord, path.read_bytes())\n"
          "        except StoreError:\n"
