@@ -40,7 +40,7 @@ DEFAULT_ON_GPU = f"""
     {SYNCHRONOUS}
         ShardedTarget Collectives VocabParallelVerifier StepScores HeadReader
     RunLengths     AheadDrafter FirstAhead BranchTable ToRank TargetStates
-    Link Draft    RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport MemoryGuard
+    Link Draft    RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments
     VarlenKernel SymmetricMemory DraftDistributions     sampling_kernels DraftDraws Winners
     BranchPageTable KeyValueCache writer_on DraftFeatures Goodput CostModel     RoundChooser

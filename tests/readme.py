@@ -86,20 +86,46 @@ def workspace_of(path: Path) -> Path:
 def generated() -> dict[str, str]:
     """What stands between the markers ``<!-- name:begin -->`` and ``<!-- name:end -->``, by name."""
     from specdist.data.stats.schema import SECTIONS, markdown_table
-    from specdist.policies.registry import all_papers
-    from specdist.policies.registry import markdown_table as policies
     from tests.models import family_table
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
         "policies": policies(),
-        "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
+        "references": references(),
         "tree": tree(),
         "kernels": compiled_kernels(),
         "families": family_table.markdown(),
         "main-families": family_table.main_families(),
         "plan": f"```\n{plan()}\n```",
     }
+
+
+def policies() -> str:
+    """Policies, their options and their papers."""
+    from specdist.policies.registry import HEAD_KINDS, OPTIONS, POLICIES, TARGET_ONLY
+
+    lines = ["| policy | drafts | its options and defaults | from |", "|---|---|---|---|"]
+    for name, policy in POLICIES.items():
+        options = ["`--head`"] * (name in HEAD_KINDS)
+        options += [
+            f"`{option}` {info.default:g}" + (f" ({info.symbol})" if info.symbol else "")
+            for option, info in OPTIONS[name].items()
+            if option != "max_draft_tokens"
+        ]
+        papers = "; ".join(paper.short() for paper in policy.papers)
+        lines.append(f"| `{name}` | {policy.drafts} | {', '.join(options)} | {papers} |")
+    lines.append(f"| `{TARGET_ONLY}` | nothing: the target alone | | |")
+    return "\n".join(lines)
+
+
+def references() -> str:
+    """The papers of all methods, each once."""
+    from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION
+    from specdist.policies.registry import POLICIES
+
+    found = [paper for policy in POLICIES.values() for paper in policy.papers]
+    papers = [*OF_SPECULATION, *found, *(paper for papers in OF_ACCEPTANCE.values() for paper in papers)]
+    return "\n".join(f"- {paper.markdown()}" for paper in dict.fromkeys(papers))
 
 
 def compiled_kernels() -> str:

@@ -76,7 +76,9 @@ TORCH_FREE = [
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",
 ]  # fmt: skip
-MAX_LINES = 400
+MAX_LINES, MAX_CLASS_LINES = 400, 250
+# Classes that are longer still: to be made shorter, and none is added.
+LONG_CLASSES = {"ShardQueue"}
 
 
 def module_name(path: Path) -> str:
@@ -248,6 +250,18 @@ def test_files_can_be_read_in_one_sitting() -> None:
     assert len(lengths) > 200
     too_long = {name: length for name, length in lengths.items() if length > MAX_LINES}
     assert not too_long, too_long
+
+
+def test_classes_can_be_read_in_one_sitting() -> None:
+    """At 250 lines a class is two."""
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for path in FILES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(lengths) > 200
+    assert {name for name, length in lengths.items() if length > MAX_CLASS_LINES} == LONG_CLASSES
 
 
 def test_a_policy_is_a_class_of_its_room_and_a_line_of_the_registry() -> None:

@@ -37,7 +37,6 @@ from specdist.policies.choice import (
 from specdist.policies.registry import (
     AUTO,
     HEAD_KINDS,
-    HEAD_POLICIES,
     OPTION_NAMES,
     TARGET_ONLY,
     needs_costs,
@@ -119,7 +118,7 @@ class GenerateConfig(
     _refusals: ClassVar[Refusals] = (
         ("policy", lambda o: o.draft is None and o.policy != TARGET_ONLY,
          "needs a draft model, and none was given: name one with --draft, or use --policy none"),
-        ("policy", lambda o: o.policy in HEAD_POLICIES and not o.head,
+        ("policy", lambda o: o.policy in HEAD_KINDS and not o.head,
          "needs a trained head, and none was given: name its folder with --head, or train one with "
          "jobs/collect.py and jobs/train_head.py"),
         ("head", lambda o: o.policy not in HEAD_KINDS and o.uses_draft_model,
@@ -206,7 +205,7 @@ class GenerateConfig(
 
     @property
     def policy_choice(self) -> PolicyChoice:
-        return PolicyChoice(self.policy, self.policy_options, reads_head=self.head is not None)
+        return PolicyChoice(self.policy, self.policy_options)
 
     @property
     def is_coupled(self) -> bool:

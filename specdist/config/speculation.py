@@ -48,9 +48,7 @@ class SpeculationOptions:
         "(default: as many as pay)",
     )  # fmt: skip
     head: str | None = option(
-        None,
-        help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
-        "jobs/train_head.py",
+        None, help="specdecpp, sprinter: folder of a head trained for the draft by jobs/train_head.py"
     )
     verify: Literal["doubted", "all"] | None = option(
         None,

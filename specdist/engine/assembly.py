@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from torch.distributed import ProcessGroup
 
-from specdist.engine.draft.channels import InProcess, serve_draft
-from specdist.engine.draft.client import Channel, Draft
+from specdist.engine.draft.client import Channel, Draft, InProcess, serve_draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.ngram_draft import NgramDraft
 from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.messages.target_states import LastStates
 from specdist.engine.request import Requests
-from specdist.engine.rounds.faults import MemoryGuard
 from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
@@ -247,19 +245,16 @@ class Assembly:
         stats_recorder: StatsRecorder,
         clock: Timeline | None = None,
         pages: PageTable | None = None,
-        limits: SchedulerSettings | None = None,
-        on_resize: Callable[[SchedulerSettings], None] | None = None,
         on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> Engine:
         """An engine over these requests.
 
         Args:
             pages: an empty page table, by default a new one.
-            limits: of the batch; smaller than the assembly's after memory has run out.
-            on_resize, on_lone_row: see :class:`MemoryGuard`.
+            on_lone_row: see :class:`Engine`.
         """
         scheduler = Scheduler(
-            limits or self.scheduling,
+            self.scheduling,
             pages or self.page_table(),
             requests,
             scores_prompts=self.settings.num_prompt_logprobs is not None,
@@ -268,14 +263,12 @@ class Assembly:
             target=target,
             proposer=proposer,
             scheduler=scheduler,
-            memory_guard=MemoryGuard(
-                scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
-            ),
             stop_rules=self.stop_rules,
             stats_recorder=stats_recorder,
             trusts_draft=self.trusts_draft,
             clock=clock,
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
+            on_lone_row=on_lone_row,
             masker=None if self.masker is None else self.masker(),
         )

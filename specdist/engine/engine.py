@@ -25,10 +25,10 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
-from specdist.engine.rounds.faults import MemoryGuard, NonFiniteGuard, mark_without_token
+from specdist.engine.rounds.faults import NonFiniteGuard, mark_without_token
 from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.rounds.stats_recorder import StatsRecorder
-from specdist.engine.rounds.tracing import record_block, record_token_ahead
+from specdist.engine.rounds.tracing import record_block
 from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
@@ -108,12 +108,12 @@ class Engine:
         scheduler: Scheduler,
         stop_rules: StopRules,
         stats_recorder: StatsRecorder,
-        memory_guard: MemoryGuard,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         processing: Processing | None = None,
         book: LogprobBook | None = None,
         masker: TokenMasker | None = None,
+        on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
         """
         Args:
@@ -122,6 +122,8 @@ class Engine:
             processing: of logits, by target and draft, which are then told of rows what it needs.
             book: notes the log-probabilities of all tokens.
             masker: the target's, which can say why a row has no next token.
+            on_lone_row: called before every round with the row and sample that runs alone in the smallest
+                batch, or None; lets a restart know which row a lack of memory was about.
         """
         self._target, self._masker = target, masker
         self._verifier, self._book = Verifier(target, book), book
@@ -132,7 +134,7 @@ class Engine:
         self._trusts_draft = trusts_draft
         self._processing = processing
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
-        self._memory_guard, self._nonfinite_guard = memory_guard, NonFiniteGuard()
+        self._on_lone_row, self._nonfinite_guard = on_lone_row, NonFiniteGuard()
         self._pipeline = Pipeline()
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None
@@ -156,22 +158,18 @@ class Engine:
             # A request may follow from what has ended.
             yield from self._make_known()
         this = self.round = self._schedule()
-        out_of_memory: str | None = None
+        if self._on_lone_row is not None:
+            self._on_lone_row(self.scheduler.lone_row)
         try:
             if not this.plan.is_empty:
                 self._draft(this)
                 yield from self._verify(this)
                 self._commit(this)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError):
             # No error of a round takes what had been finished before it.
             self.commit()
             yield from self._make_known()
-            out_of_memory = self._memory_guard.reason(error)
-        if out_of_memory is not None:
-            # The error is gone, and with it the round's tensors.
-            too_long = self._memory_guard.make_smaller(this.plan, out_of_memory)
-            if too_long is not None:
-                self._finish(this, too_long, "error")
+            raise
         ended, this.ended = this.ended, []
         for sequence in self._nonfinite_guard.filter(ended, is_end=this.plan.is_empty):
             self._pipeline.add("during_pass", partial(self._completed, sequence))
@@ -198,12 +196,10 @@ class Engine:
 
     def _draft(self, this: Round) -> None:
         """Ask the draft for next tokens and candidates; the last round is committed meanwhile."""
-        self._memory_guard.begin_round()
         request = self._request(this)
         with self._clock.phase("idle"):
             this.reply = self._proposer.propose(request, self._clock)
         self._look(this)
-        self._memory_guard.note_reply()
 
     def _look(self, this: Round) -> None:
         """Commit the last round, and see where sequences go on; once."""
@@ -227,7 +223,7 @@ class Engine:
             next_distributions_W=self._verifier.next_distributions(plan.decoding, last.next_token_ids_R),
             sequences=plan.decoding,
             meanwhile=partial(self._look, this),
-            suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
+            suspended_slots=np.array(plan.suspended_slots, np.int64),
             opened=this.opened,
             context=flat_context(plan.chunks, keeps_states=settings.draft_keeps_states),
             num_prefill_tokens=plan.num_prefill_tokens,
@@ -245,18 +241,15 @@ class Engine:
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
         weights: dict[Kind, int] = {"prefill": plan.num_prefill_tokens, "verify": blocks.num_tokens}
         this.num_pass_tokens = sum(weights.values())
-        try:
-            if this.num_pass_tokens:
-                with self._clock.mixed_phase(weights) as this.pass_time:
-                    verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, this.opened)
-        finally:
-            # The target is at work, or its pass has failed; the draft counts on the next tokens in any case.
-            self._commit_next_tokens(this, ends)
+        if this.num_pass_tokens:
+            with self._clock.mixed_phase(weights) as this.pass_time:
+                verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, this.opened)
+        self._commit_next_tokens(this, ends)
         if this.num_pass_tokens:
             yield from self._make_known()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(this.ended) + 1)
-            if self._book is None and reply.traced is None:
+            if self._book is None and reply.features_3C is None:
                 candidates = [(block.sequence, block.candidate_ids) for block in this.blocks]
                 this.following = NextRound.foresee(self.scheduler, self._stop_rules, candidates, plan)
             this.verified = verified()
@@ -303,7 +296,7 @@ class Engine:
         """Append each sequence's next token; the blocks of those that it does not end go on."""
         reply, count = this.reply, self._stats_recorder
         blocks = blocks_of(reply, this.plan.decoding, trusts_draft=self._trusts_draft)
-        for index, (block, reason) in enumerate(zip(blocks, ends, strict=True)):
+        for block, reason in zip(blocks, ends, strict=True):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
@@ -311,7 +304,6 @@ class Engine:
                 self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()
-            record_token_ahead(block, reply, index)
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
             count.record_next_token(block, is_reached=was_full, is_miss=missed)
@@ -332,7 +324,7 @@ class Engine:
             sequence, num_drafted = block.sequence, block.num_candidates
             accepted_ids = block.candidate_ids[: num_accepted[index]]
             num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
-            if block.features_4K is not None:
+            if block.features_3K is not None:
                 # Nothing after a stop counts as verified; without one, the first rejected candidate does.
                 num_verified = min(num_kept + (reason is None), num_drafted)
                 acceptance_K = None if acceptances is None else acceptances[index]

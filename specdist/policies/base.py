@@ -58,12 +58,10 @@ class DraftFeatures:
         nothing = np.full(shape, np.nan)
         return DraftFeatures(nothing, nothing, nothing)
 
+    @property
     def stacked(self) -> np.ndarray:
-        """[4, ...], in the order of the attributes."""
-        estimates = self.estimates
-        if estimates is None:
-            estimates = np.full(self.entropies.shape, np.nan)
-        return np.stack([self.entropies, self.probabilities, self.top_probabilities, estimates])
+        """[3, ...]: all but the estimates, in the order of the attributes."""
+        return np.stack([self.entropies, self.probabilities, self.top_probabilities])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,6 @@ MEMORY = 1024
 # log of the depth. True: target and draft draw with the same noise or greedily; False: the rejection rule.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
 NUM_FEATURES = 5
-# Weights of the same and then of the logit of a trained head's estimate, which is trusted up to a constant:
-# heads trained with unequal class weights estimate too low.
-PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
 # The prior of a place of a block: offset, and slope over the logit of the draft's confidence. Means of five
 # models with drafts by DFlash, DSpark or MTP, whose slopes are 0.44 to 0.83 and offsets -0.92 to -0.14
 # (vLLM's pull request 52228).
@@ -64,20 +61,10 @@ def token_features(
     return features_NF
 
 
-def with_head(features_NF: np.ndarray, estimates_N: np.ndarray) -> np.ndarray:
-    """[N, F + 1]: the same with the head's estimates."""
-    return np.concatenate([features_NF, _logits(estimates_N)[:, None]], axis=1)
-
-
 def place_features(confidences_N: np.ndarray) -> np.ndarray:
     """[N, 2]: of places of blocks: 1, and the logit of the draft's confidence."""
-    return np.stack([np.ones_like(confidences_N), _logits(confidences_N)], axis=1)
-
-
-def _logits(chances_N: np.ndarray) -> np.ndarray:
-    chances_N = np.minimum(np.maximum(chances_N, SMALLEST), 1 - SMALLEST)
-    logits_N: np.ndarray = np.log(chances_N) - np.log1p(-chances_N)
-    return logits_N
+    chances_N = np.minimum(np.maximum(confidences_N, SMALLEST), 1 - SMALLEST)
+    return np.stack([np.ones_like(chances_N), np.log(chances_N) - np.log1p(-chances_N)], axis=1)
 
 
 class AcceptanceModel:

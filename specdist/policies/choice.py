@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,7 @@ from specdist.utils.rules import RULE, Rule
 
 
 def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str, float]:
-    """All options of the policy, with defaults. A default outside the given limits is moved to the nearer
-    one.
+    """All options of the policy, with defaults. A default above the given limit is lowered to it.
 
     Raises :class:`UserError` for an option of another policy, or for two that contradict each other.
     """
@@ -39,16 +37,14 @@ def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str,
                 f"that takes it ({', '.join(owners_of(name))})"
             )
     options = {**{name: info.default for name, info in OPTIONS[policy].items()}, **given}
-    fewest, most = options.get("min_draft_tokens", 1), options.get("max_draft_tokens", math.inf)
-    if "num_draft_tokens" not in given and "num_draft_tokens" in options:
-        options["num_draft_tokens"] = max(fewest, min(options["num_draft_tokens"], most))
-    for low, high in (("min_draft_tokens", "max_draft_tokens"), ("min_draft_tokens", "num_draft_tokens"),
-                      ("num_draft_tokens", "max_draft_tokens")):  # fmt: skip
-        if low in options and high in options and options[low] > options[high]:
+    first, most = (options.get(name) for name in ("num_draft_tokens", "max_draft_tokens"))
+    if first is not None and most is not None and first > most:
+        if "num_draft_tokens" in given:
             raise UserError(
-                f"--{low} {options[low]} is more than --{high} {options[high]}: lower the one or raise the "
-                "other"
+                f"--num_draft_tokens {first} is more than --max_draft_tokens {most}: lower the one or raise "
+                "the other"
             )
+        options["num_draft_tokens"] = most
     return options
 
 
@@ -59,12 +55,10 @@ def most_draft_tokens(options: Mapping[str, float]) -> int:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy with all of its options; by default no draft. ``reads_head``: a policy for which a head is
-    optional has one."""
+    """A policy with all of its options; by default no draft."""
 
     policy: str = TARGET_ONLY
     options: Mapping[str, float] = field(default_factory=dict)
-    reads_head: bool = False
 
     @staticmethod
     def of(policy: str, **given: float) -> PolicyChoice:
@@ -83,27 +77,6 @@ class PolicyChoice:
         length = self.options.get("num_draft_tokens")
         return None if length is None else int(length)
 
-    @property
-    def family(self) -> str:
-        """The policy and its options that are not defaults, without the lengths."""
-        lengths = ("num_draft_tokens", "max_draft_tokens")
-        changed = [
-            f"{name}={value:g}"
-            for name, value in self.options.items()
-            if name not in lengths and value != OPTIONS[self.policy][name].default
-        ]
-        return " ".join([self.policy, *changed])
-
-    @property
-    def label(self) -> str:
-        """The policy's name in tables."""
-        if self.policy == TARGET_ONLY:
-            return "target only"
-        if self.policy == "fixed":
-            return f"K = {self.first_length}"
-        label = f"{self.family} with head" if self.reads_head else self.family
-        return label if self.first_length is None else f"{label} from {self.first_length}"
-
 
 def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
     """A new policy object, which has learned nothing yet.
@@ -117,7 +90,7 @@ def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: b
     extra: dict[str, Any] = {}
     if needs_costs(choice.policy):
         assert costs is not None
-        extra = {"costs": costs, "is_coupled": is_coupled, "reads_head": choice.reads_head}
+        extra = {"costs": costs, "is_coupled": is_coupled}
     policy: LengthPolicy = POLICIES[choice.policy](**choice.options, **extra)
     return policy
 

@@ -2,7 +2,7 @@
 
     stop_root_entropy: float = policy_option(0.3, AMOUNT, symbol="h", help="stop after a token whose ...")
 
-The command line, the checks, the tables and the grids of a search are derived from these declarations in
+The command line, the checks and the tables are derived from these declarations in
 :mod:`specdist.policies.registry`.
 """
 
@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specdist.policies.base import HeadKind, LengthPolicy
+from specdist.policies.base import LengthPolicy
 from specdist.policies.references import Reference
 from specdist.utils.rules import Rule, within
-
-# Values to try, by option.
-Grid = Mapping[str, Sequence[float]]
-# First lengths to try, for policies that adapt theirs.
-FIRST_LENGTHS = (2, 5, 8)
-
 
 COUNT, SHARE = within(at_least=1), within(at_least=0, at_most=1)
 AMOUNT = within(at_least=0, below=math.inf, text="must be a finite number of at least 0")
@@ -61,19 +55,15 @@ class RegisteredPolicy(LengthPolicy):
         name: its ``--policy``.
         drafts: how far it drafts, for tables.
         papers: its sources.
-        grid: values to try for its options; other options keep their defaults.
         needs_costs: it uses the costs of passes, which are measured before the run.
         own_options: the options of a class that is not a dataclass.
-        optional_head: the kind of trained head that it can use, where it needs none.
     """
 
     name: ClassVar[str]
     drafts: ClassVar[str]
     papers: ClassVar[tuple[Reference, ...]] = ()
-    grid: ClassVar[Grid] = {}
     needs_costs: ClassVar[bool] = False
     own_options: ClassVar[Mapping[str, OptionInfo]] = {}
-    optional_head: ClassVar[HeadKind | None] = None
 
 
 def options_of(policy_class: Any) -> dict[str, OptionInfo]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdist.policies.base import HeadKind
 from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
 from specdist.policies.lengths.goodput import Goodput
 from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
 from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, DraftVerify, Svip
-from specdist.policies.options import HeadKind, OptionInfo, options_of
+from specdist.policies.options import OptionInfo, options_of
 from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
 
 TARGET_ONLY = "none"
@@ -45,13 +46,10 @@ OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
     name: options_of(policy) for name, policy in POLICIES.items()
 }
 OPTION_NAMES = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
-# The kind of trained head that policies with a head read; and the policies that need one.
+# The kind of trained head that the policies that need one read.
 HEAD_KINDS: Mapping[str, HeadKind] = {
-    name: policy.head_kind or policy.optional_head
-    for name, policy in POLICIES.items()
-    if policy.head_kind or policy.optional_head
+    name: policy.head_kind for name, policy in POLICIES.items() if policy.head_kind
 }
-HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if policy.head_kind)
 
 
 def owners_of(option: str) -> dict[str, OptionInfo]:
@@ -86,25 +84,3 @@ def papers_of(policy: str, acceptance: str) -> list[Reference]:
     if policy == TARGET_ONLY:
         return []
     return list(dict.fromkeys([*OF_SPECULATION, *POLICIES[policy].papers, *OF_ACCEPTANCE[acceptance]]))
-
-
-def all_papers() -> list[Reference]:
-    """Each once."""
-    found = [paper for policy in POLICIES.values() for paper in policy.papers]
-    return list(dict.fromkeys([*OF_SPECULATION, *found, *(p for ps in OF_ACCEPTANCE.values() for p in ps)]))
-
-
-def markdown_table() -> str:
-    """The documentation's table of policies, options and papers."""
-    lines = ["| policy | drafts | its options and defaults | from |", "|---|---|---|---|"]
-    for name, policy in POLICIES.items():
-        options = ["`--head`"] * (name in HEAD_KINDS)
-        options += [
-            f"`{option}` {info.default:g}" + (f" ({info.symbol})" if info.symbol else "")
-            for option, info in OPTIONS[name].items()
-            if option != "max_draft_tokens"
-        ]
-        papers = "; ".join(paper.short() for paper in policy.papers)
-        lines.append(f"| `{name}` | {policy.drafts} | {', '.join(options)} | {papers} |")
-    lines.append(f"| `{TARGET_ONLY}` | nothing: the target alone | | |")
-    return "\n".join(lines)

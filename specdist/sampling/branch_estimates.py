@@ -1,4 +1,5 @@
-"""What the draft's distribution says about a drafted token: features, and the likeliest alternatives.
+"""The draws of a draft, and what its distribution says about a drafted token: features, and the likeliest
+alternatives. All on the device of the logits.
 
 With every drafted token its *scores* are kept: where the draw is the largest score (greedy: the logits;
 gumbel: the log-probabilities plus the position's noise), these scores, else the distribution.
@@ -145,3 +146,58 @@ def draft_features(
         entropies_N = (lead_N / temperature - top_N.log()).clamp(min=0)
     drawn_probabilities_N = probabilities_NV.gather(1, drawn_N[:, None])[:, 0]
     return torch.stack([entropies_N, drawn_probabilities_N, top_N]).float()
+
+
+class Drawn(NamedTuple):
+    """Drawn tokens and their probabilities (float64); their features [3, N], if they are kept; and what
+    decided the draws, as of :class:`specdist.sampling.branch_estimates.DraftDistributions`."""
+
+    token_ids_N: Tensor
+    probabilities_N: Tensor
+    features_3N: Tensor | None
+    scores_NV: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftDraws:
+    """How a draft draws its tokens.
+
+    Attributes:
+        vocab_size: ids that it has in common with the target: logits of others are left out.
+        keeps_scores, keeps_features: they will be asked for.
+    """
+
+    settings: SamplingSettings
+    vocab_size: int
+    keeps_scores: bool
+    keeps_features: bool
+
+    def top_probabilities(self, logits_NV: Tensor) -> Tensor:
+        """float32 [N]: of what would be drawn from these logits, which are not to be processed."""
+        return top_probabilities(logits_NV[:, : self.vocab_size], self.settings)
+
+    def draw(
+        self,
+        logits_NV: Tensor,
+        stream_keys_N: Tensor,
+        positions_N: Tensor,
+        uniforms_N: Tensor | None,
+        filters: RowFilters | None = None,
+    ) -> Drawn:
+        """One token each.
+
+        Args:
+            stream_keys_N, positions_N: as of :func:`specdist.sampling.coupling.coupled_scores`.
+            uniforms_N: as of :class:`specdist.sampling.distributions.Dense`; None if draws are not random.
+            filters: of logits that are processed.
+        """
+        logits_NV = logits_NV[:, : self.vocab_size]
+        distributions_N, scores_NV, undecided = draft_distributions(
+            logits_NV, self.settings, stream_keys_N, positions_N, filters
+        )
+        # Where the logits are not finite, any id will do for the next pass: the block is cut before it.
+        drawn_N = distributions_N.draw(uniforms_N).clamp(min=0)
+        features_3N = None
+        if self.keeps_features:
+            features_3N = draft_features(logits_NV, undecided, drawn_N, self.settings)
+        return Drawn(drawn_N, distributions_N.probabilities_of(drawn_N), features_3N, scores_NV)

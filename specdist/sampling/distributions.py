@@ -1,17 +1,34 @@
-"""From logits to the distribution that a token is drawn from, the same for target and draft.
+"""From logits to the distribution that a token is drawn from, the same for target and draft; and the
+rejection rule: which candidates are accepted, and what follows them.
 
 Logits → distribution → draw → accept are four separate steps. Greedy is the same path with one-hot
 distributions. Logits that are NaN or infinite need no check of their own: the draw is ``NOT_FINITE``, which
 no candidate equals, and the probability of a token is 0 or NaN, so none is accepted.
 
-N distributions, V vocabulary, M of the N.
+P is the target's distribution at a position, Q the one that the draft drew its candidate from, both after
+temperature, top-k and top-p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2):
+
+1. A candidate y is accepted if u < P(y) / Q(y). The first rejection ends its block.
+2. A rejected candidate is replaced by the *recovered* token, drawn from norm(max(0, P - Q)).
+3. A fully accepted block is followed by the *bonus* token, drawn from P.
+
+Every emitted token then follows P, whatever Q is. The two steps may run in two processes: verification needs
+one number of each distribution per candidate, the next token the whole of both, at one position per sequence.
+Each takes random numbers of its own; sharing them would bias the output silently. Greedy decoding and gumbel
+coupling are the same rule on one-hot distributions: the next token is then known without sampling. A draft
+that was certain of its candidate has a Q with all mass on it: y is accepted with probability P(y), and
+norm(max(0, P - Q)) is P without y.
+
+N distributions, V vocabulary, M of the N. C candidates of all sequences, one after the other; R sequences; W
+of them whose next token is sampled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +36,8 @@ from specdist.sampling.device_kernels import sampling_kernels
 from specdist.sampling.processing.filters import plain_probabilities
 from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.row_filters import RowFilters
+from specdist.sampling.random import Purpose, RandomKeys
+from specdist.sampling.uploads import upload
 
 # The placeholder of a token id where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
@@ -147,3 +166,87 @@ def distributions_from_logits(
     return Dense(
         process(logits_NV, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     )
+
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray)
+
+
+def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
+    """bool [C]: which candidates are accepted, each decided independently.
+
+    Args:
+        target_C: float64, P(y) of each candidate at its position, on the CPU.
+        draft_C: float64, Q(y), the probability with which the draft drew it; positive.
+        keys_C: of the candidates' own positions.
+    """
+    return accepted(target_C, draft_C, keys_C.uniforms(Purpose.ACCEPT))
+
+
+def accepted(target_C: Numbers, draft_C: Numbers, uniforms_C: Numbers) -> Numbers:
+    """u < P(y) / Q(y), strictly (P = 0 is never accepted) and without dividing. NaN is never accepted."""
+    return uniforms_C * draft_C < target_C
+
+
+def acceptance_probabilities(target_C: Tensor, draft_C: Tensor) -> Tensor:
+    """min(1, P(y) / Q(y)): how likely :func:`verify_candidates` is to accept; 0 where Q and P are 0."""
+    tiny = torch.finfo(torch.float64).tiny
+    return (target_C / draft_C.clamp(min=tiny)).clamp(max=1.0)
+
+
+def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
+    """int64 [R]: the accepted candidates of each block before its first rejection; lengths sum to C."""
+    ends_R = lengths_R.cumsum()
+    starts_R = ends_R - lengths_R
+    # The first rejection from each start on, of whichever block.
+    rejections = np.append((~accepted_C).nonzero()[0], len(accepted_C))
+    first_R = rejections[rejections.searchsorted(starts_R)]
+    return np.asarray(np.minimum(first_R, ends_R) - starts_R)
+
+
+def sample_next_tokens(target_W: Dense, keys_W: RandomKeys, draft_W: Dense | None = None) -> Tensor:
+    """int64 [W], on the target's device: the recovered or bonus token of each sequence.
+
+    Args:
+        keys_W: of the positions that the tokens will have.
+        draft_W: Q where a candidate was rejected there, and zeros where none was: the residual of P and
+            zeros is P itself, from which the bonus token is drawn. None: no sequence had a rejection.
+    """
+    distributions_W = target_W if draft_W is None else recovered_distributions(target_W, draft_W)
+    return distributions_W.draw(*upload(target_W.device, keys_W.uniforms(Purpose.NEXT_TOKEN)))
+
+
+def recovered_distributions(target_W: Dense, draft_W: Dense) -> Dense:
+    """norm(max(0, P - Q)), of processed distributions, and never filtered again.
+
+    Where rounding leaves no mass (P and Q are equal) P itself: a rejection there has probability zero.
+    """
+    mass_WV = (target_W.probabilities_NV - draft_W.probabilities_NV).clamp_(min=0)
+    total_W1 = mass_WV.sum(dim=1, keepdim=True)
+    return Dense(torch.where(total_W1 > 0, mass_WV / total_W1, target_W.probabilities_NV))
+
+
+def known_next_tokens(target_W: Distributions) -> Tensor | None:
+    """int64 [W] where the distributions are one-hot: accepted or not, the next token is the target's."""
+    return target_W.token_ids_N if isinstance(target_W, OneHot) else None
+
+
+# The placeholder of a rejected candidate's id: none was rejected, and the token is drawn from P.
+NONE_REJECTED = -1
+
+
+def without_rejected(target_W: Dense, rejected_ids_W: np.ndarray) -> Dense:
+    """P of each sequence without its rejected candidate, normalised.
+
+    Where rounding leaves no mass (P has all on the candidate) P itself: a rejection there has probability
+    zero.
+    """
+    rows = np.flatnonzero(rejected_ids_W != NONE_REJECTED)
+    if not len(rows):
+        return target_W
+    rows_M, ids_M = upload(target_W.device, rows, rejected_ids_W[rows])
+    given_MV = target_W.probabilities_NV[rows_M]
+    mass_MV = given_MV.scatter(1, ids_M[:, None], 0.0)
+    total_M1 = mass_MV.sum(dim=1, keepdim=True)
+    left_WV = target_W.probabilities_NV.clone()
+    left_WV[rows_M] = torch.where(total_M1 > 0, mass_MV / total_M1, given_MV)
+    return Dense(left_WV)

@@ -1,11 +1,11 @@
-"""Log-probabilities of tokens: of the target's own distribution, and of the processed one.
+"""Log-probabilities of tokens: of the target's own distribution, and of the processed one. A target on one
+rank has one slice of the vocabulary, all of it.
 
 M tokens, K likeliest, V vocabulary, v ids of one slice, S slices.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,26 +71,6 @@ def partial_scores(
     values_MK = torch.nn.functional.pad(top_MK.values.double(), (0, missing), value=-torch.inf)
     ids_MK = torch.nn.functional.pad((top_MK.indices + ids.start).double(), (0, missing))
     return torch.cat([torch.stack(own, dim=1), values_MK, ids_MK], dim=1)
-
-
-def whole_logprobs(raw_MV: Tensor, token_ids_M: Tensor, num_top: int, processed_M: Tensor | None) -> Logprobs:
-    """Log-probabilities from logits of the whole vocabulary. ``processed``: log-probabilities after
-    processing; None: as before it."""
-    raw_MV = raw_MV.to(torch.promote_types(raw_MV.dtype, torch.float32))
-    top_MK = raw_MV.topk(num_top, dim=1)
-    normalisers_M1 = raw_MV.logsumexp(dim=1, keepdim=True)
-    raw_M1 = raw_MV.gather(1, token_ids_M[:, None]) - normalisers_M1
-    processed_M1 = raw_M1 if processed_M is None else processed_M[:, None]
-    columns = [raw_M1, processed_M1, top_MK.values - normalisers_M1, top_MK.indices]
-    return _fetched(torch.cat([column.double() for column in columns], dim=1), num_top)
-
-
-def whole_prompt_logprobs(logits_PV: Tensor, token_ids_P: Tensor, num_top: int) -> Logprobs:
-    """Log-probabilities of tokens that are not drawn. A few at a time: there may be thousands."""
-    pieces = zip(logits_PV.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
-    found = [whole_logprobs(piece_MV, own_M, num_top, None) for piece_MV, own_M in pieces]
-    columns = (tuple(getattr(each, field.name) for each in found) for field in dataclasses.fields(Logprobs))
-    return Logprobs(*map(np.concatenate, columns))
 
 
 def partial_prompt_scores(logits_Pv: Tensor, ids: range, token_ids_P: Tensor, num_top: int) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
@@ -221,7 +220,7 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     total = Stats()
     for stats in shards:
         total.add(stats)
-    if total.num_preemptions or total.num_out_of_memory or any(c.error for c in completions):
+    if total.num_preemptions or any(c.error for c in completions):
         return
     num_target = total.num_row_steps + total.num_completions
     # One for each completion that ends with a draft token, which no token of the target follows.

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
+from specdist.engine.messages.interfaces import ScoresTokens, Target, VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.sharded_target import VocabParallelVerifier
 from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
-from specdist.sampling.logprobs import Logprobs
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import Harness
 from tests.engine.markov import CPU, MarkovModel, MarkovRunner
@@ -62,11 +61,9 @@ class _LeadVerdicts:
     verify_output: VerifyOutput
     followers: list[Future[None]]
 
-    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        return self.verify_output.logprobs(index_M, token_ids_M)
-
-    def prompt_logprobs(self) -> Logprobs:
-        return self.verify_output.prompt_logprobs()
+    @property
+    def scores(self) -> ScoresTokens | None:
+        return self.verify_output.scores
 
     def candidate_probabilities(self) -> np.ndarray:
         return self.verify_output.candidate_probabilities()
@@ -81,7 +78,6 @@ class _LeadVerdicts:
 class SlicedTarget:
     """Every shard of the vocabulary has a runner and a cache of its own."""
 
-    is_single_rank = True
     device = CPU
 
     def __init__(self, runners: list[MarkovRunner], vocabularies: list[VocabParallelVerifier]) -> None:

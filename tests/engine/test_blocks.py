@@ -38,4 +38,3 @@ def test_a_sequence_that_ends_with_its_next_token_leaves_none_of_its_candidates(
     assert np.asarray(batch.token_ids_T).tolist() == [10, 11, 12, 30, 31]
     assert batch.slots_T.tolist() == [0, 0, 0, 2, 2]
     assert batch.positions_T.tolist() == [3, 4, 5, 4, 5]
-    assert blocks.num_skipped_R.tolist() == [0, 0]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBranches
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
@@ -87,9 +86,7 @@ class Cache:
         self.adopted.append(slots_B.tolist())
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
-    """A sequence that is opened again may have other pages."""
+def test_keys_of_an_adopted_branch_follow_once() -> None:
     slots = np.arange(2)
     cache, state = Cache(), DraftState(
         num_slots=2, num_branches=1, max_length=9, vocab_size=5, device=torch.device("cpu")
@@ -103,13 +100,11 @@ def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
     )
     state.num_committed[:], state.token_ids[:2, 3] = 4, [0, 2]
     state.token_ids[3, 4:6] = [4, 3]
-    report = branches.adopt(slots, FirstAhead.nothing(2), 1)
+    report = branches.adopt(slots, np.zeros(2, np.int64), np.zeros(2, bool), 1)
     assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 0]
     assert report.branch_ranks_R.tolist() == [0, 1]
     assert state.num_candidates.tolist() == [0, 2] and state.token_ids[1, 4:6].tolist() == [4, 3]
     assert not cache.adopted
-    if has_failed:
-        branches.drop()
     branches.finish()
     branches.finish()
-    assert cache.adopted == ([] if has_failed else [[1]])
+    assert cache.adopted == [[1]]

@@ -15,7 +15,6 @@ from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
-from tests.engine.heads import random_head
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
 from tests.engine.test_greedy import prompts_of_lengths
@@ -41,15 +40,11 @@ AHEAD: list[dict[str, Any]] = [{}, {**BRANCHED, "shapes": SHAPES}, BRANCHED]
 MODES = ["synchronous", "chosen", "branches"]
 
 
-def goodput(
-    settings: SamplingSettings, *, per_token: int = 1, reads_head: bool = False, scale: int = 1
-) -> Goodput:
+def goodput(settings: SamplingSettings, *, per_token: int = 1, scale: int = 1) -> Goodput:
     """Costs under which blocks of all lengths occur, in batches of about 100 rows times ``scale``."""
     target = Curve([1, 1 + 400 * scale], [2000, 2000 + 400 * per_token])
     costs = CostModel(target, Curve([1, 1 + 100 * scale], [20, 60]))
-    return Goodput(
-        max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random, reads_head=reads_head
-    )
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +53,7 @@ def goodput(
     ids=["synchronous-filtered", "chosen-plain", "branches-filtered"],
 )
 def test_goodput_follows_the_target_s_distribution(ahead: dict[str, Any], settings: SamplingSettings) -> None:
-    policy = goodput(settings, reads_head=settings is FILTERED, scale=5)
-    pair = markov_pair(uses_features=True)
+    policy, pair = goodput(settings, scale=5), markov_pair()
     replica = markov_replica(settings, pair=pair, policy=policy, max_num_seqs=500, **ahead)
     found = p_values(replica, pair[0])
     assert min(found) > ALARM, found
@@ -106,9 +100,8 @@ def test_asked_after_several_steps_it_drafts_the_same_blocks(
 @pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
 def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, Any]) -> None:
     target = tiny_model("llama", seed=3)
-    replica = Harness(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40,
-                      head=random_head(target), **ahead)  # fmt: skip
-    replica.policy = goodput(PLAIN, per_token=0, reads_head=True)
+    replica = Harness(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40, **ahead)
+    replica.policy = goodput(PLAIN, per_token=0)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
     stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specdist.engine import assembly
-from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline

@@ -17,7 +17,7 @@ from specdist.engine.messages.link import CPU, FRAME_WORDS, Link
 from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import TargetStates
-from specdist.engine.times.reports import AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
+from specdist.engine.times.reports import AheadReport, DraftSteps, RoleTimes, Traffic
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Dense
@@ -145,15 +145,10 @@ def test_replies_arrive_unchanged() -> None:
         draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
-    traced = TracedDrafts(
-        features_4C=np.float32(np.arange(12) / 7).astype(float).reshape(4, 3),
-        is_verified_R=np.array([True, True]),
-        is_hit_R=np.array([True, False]),
-        token_ids_R=ints(4, 70_000),
-        features_4R=np.float32(np.arange(8) / 11).astype(float).reshape(4, 2),
-        acceptance_R=np.array([1.0, 0.25]),
+    features_3C = np.float32(np.arange(9) / 7).astype(float).reshape(3, 3)
+    more = dataclasses.replace(
+        reply, features_3C=features_3C, draft_steps=DraftSteps(1, 2, 3, 4), num_rounds_alone=7
     )
-    more = dataclasses.replace(reply, traced=traced, draft_steps=DraftSteps(1, 2, 3, 4), num_rounds_alone=7)
     for sent in (reply, more):
         received = codec.unpacked_reply(Line().over(codec.packed_reply(sent)), Traffic(2, 3))
         assert_same(dataclasses.replace(sent, traffic=Traffic(2, 3)), received)

@@ -19,8 +19,7 @@ from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.policies.costs import CostModel, Curve
-from specdist.sampling.distributions import Dense, SamplingSettings
-from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
+from specdist.sampling.distributions import NONE_REJECTED, Dense, SamplingSettings, without_rejected
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings

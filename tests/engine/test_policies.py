@@ -24,6 +24,7 @@ from specdist.policies import (
     Svip,
     VerifiedBlocks,
 )
+from specdist.policies.lengths import thresholds
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, markov_pair
 from tests.engine.sampled import ALARM, markov_replica, p_values
@@ -33,24 +34,28 @@ from tests.engine.test_identity import SAMPLED, check_preempted
 CAP = 6
 
 
-WINDOW = {"num_draft_tokens": 3, "min_draft_tokens": 1, "max_draft_tokens": CAP}
-GAMMATUNE: dict[str, Any] = {**WINDOW, "length_bonus": 2.0, "length_rate": 0.5}
+WINDOW: dict[str, Any] = {"num_draft_tokens": 3, "max_draft_tokens": CAP, "length_rate": 0.5}
 POLICIES: dict[str, LengthPolicy] = {
     "hf_heuristic": HfHeuristic(num_draft_tokens=3, max_draft_tokens=CAP),
     "confidence": ConfidenceThreshold(max_draft_tokens=CAP, stop_probability=0.4),
     "svip": Svip(max_draft_tokens=CAP, stop_root_entropy=1.0),
-    # It adapts fast, so that a row's history matters.
-    "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=0.5, stop_bound_step=0.2, stop_bound_momentum=0.5,
-                     entropy_factor=0.2, target_acceptance=0.6, acceptance_momentum=0.5),
-    "gammatune": GammaTune(**GAMMATUNE),
-    "gammatune_plus": GammaTunePlus(**GAMMATUNE, stop_probability=0.4),
-}  # fmt: skip
+    "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=0.5, target_acceptance=0.6),
+    "gammatune": GammaTune(**WINDOW),
+    "gammatune_plus": GammaTunePlus(**WINDOW, stop_probability=0.4),
+}
 AHEAD: dict[str, dict[str, int]] = {
     "none": {},
     "branches": {"num_ahead_tokens": CAP + 1, "num_branches": 2},
 }
 every_mode = pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
 PROMPTS = [[token % VOCAB_SIZE for token in prompt] for prompt in prompts_of_lengths(5, 2, 11, 8, 3, 6)]
+
+
+@pytest.fixture(autouse=True)
+def adapts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threshold of AdaEDL moves so far that a row's history matters."""
+    monkeypatch.setattr(thresholds, "STEP", 0.2)
+    monkeypatch.setattr(thresholds, "MOMENTUM", 0.5)
 
 
 def num_lengths(stats: Stats) -> int:

@@ -75,7 +75,6 @@ def check_heads() -> None:
     draft = noisy_copy(target)
     pair = Pair(target, draft, {"head": random_head(draft, uses_features=True)})
     pair.check("top_p", "specdecpp")
-    pair.check("rejection", "goodput+head")
     lossy = {"head": random_head(draft), "trusts_draft": True, **MODES["branches"]}
     Pair(target, draft, lossy).check("rejection", "sprinter")
 

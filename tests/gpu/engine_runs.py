@@ -66,12 +66,10 @@ def policies(cap: int) -> dict[str, Callable[[], LengthPolicy]]:
         "fixed": lambda: FixedLength(cap),
         "confidence": lambda: ConfidenceThreshold(stop_probability=0.4, **most),
         "gammatune_plus": lambda: GammaTunePlus(
-            num_draft_tokens=3, min_draft_tokens=1, length_bonus=2.0, length_rate=0.5, stop_probability=0.4,
-            **most,
+            num_draft_tokens=3, length_rate=0.5, stop_probability=0.4, **most
         ),
         "goodput": lambda: Goodput(costs=COSTS, is_coupled=False, **most),
         "specdecpp": lambda: SpecDecPlusPlus(stop_threshold=0.7, **most),
-        "goodput+head": lambda: Goodput(costs=COSTS, is_coupled=False, reads_head=True, **most),
         "sprinter": lambda: Sprinter(verifier_threshold=0.5, **most),
     }  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""The generating job on ranks of which one is too small: a pass over a position from ``LONGEST`` on does not
-fit into the memory of rank ``SMALL_RANK``. Started by a launcher, as the job is."""
+"""The generating job on ranks of which one, or the only one, is too small: a pass over a position from
+``LONGEST`` on does not fit into the memory of rank ``SMALL_RANK``. Started by a launcher, as the job is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ forward = ModelRunner.forward
 
 def limited(runner: ModelRunner, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
     is_long = int(np.max(batch.positions_T)) >= int(os.environ[LONGEST])
-    if is_long and os.environ["RANK"] == os.environ[SMALL_RANK]:
+    if is_long and os.environ.get("RANK", "0") == os.environ[SMALL_RANK]:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     return forward(runner, batch, logits_index)
 

@@ -17,8 +17,8 @@ from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
 from specdist.models.recurrent.rollback import Rollback
+from specdist.sampling.branch_estimates import DraftDraws, Drawn
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner

@@ -8,18 +8,14 @@ BRANCH_CHOICE = "tests/engine/test_branches.py"
 SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
 IDENTITY = "tests/engine/test_identity.py"
 PAGES = "tests/models/cache/test_pages.py"
-LITTLE_MEMORY = (
-    "tests/engine/test_faults.py::"
-    "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"
-)
 DRAFT_CACHE = "tests/engine/test_draft_cache.py"
 STOPPING = "tests/engine/test_stopping.py"
 TEXTS = "tests/engine/test_detokenizer.py"
 
 ENGINE_FAULTS = (
     Mutant("bonus-token-drawn-one-position-early", "Verifier.verify",
-        "index_W = starts_R + num_accepted_R - num_skipped_R\n",
-        "index_W = starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0)\n",
+        "index_W = starts_R + num_accepted_R\n",
+        "index_W = starts_R + np.maximum(num_accepted_R - 1, 0)\n",
         (SYNCHRONOUS,), is_dangerous=True),
     Mutant("rejected-candidates-stay-in-drafts-cache", "DraftWorker._resolve",
         "        state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)\n",
@@ -112,8 +108,4 @@ ENGINE_FAULTS = (
         "            if self._references[page] == 0:\n",
         "            if self._references[page] <= 1:\n",
         (PAGES,)),
-    Mutant("pages-whose-pass-failed-can-be-found", "PageTable.forget_contents",
-        "        self._page_of_key.clear()\n        self._key_of_page.clear()\n",
-        "",
-        (PAGES, LITTLE_MEMORY)),
 )

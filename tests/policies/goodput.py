@@ -29,7 +29,6 @@ def question(
     is_asynchronous: bool = False,
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
-    earlier: list[float] | None = None,
     most_tokens: int | None = None,
 ) -> DraftSequences:
     draft_slots_R = np.arange(num_rows)
@@ -38,8 +37,7 @@ def question(
         draft_slots_R=draft_slots_R,
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
-        features=None if features is None else DraftFeatures(*features.stacked()[:, None]),
-        earlier_estimates_DR=None if earlier is None else np.array([earlier]),
+        features=None if features is None else DraftFeatures(*features.stacked[:, None]),
         reach_R=np.ones(num_rows),
         round=RoundContext(
             num_rows=num_rows,
@@ -54,13 +52,13 @@ def a_pass(num_tokens: int) -> RoundContext:
     return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_asynchronous=False)
 
 
-def new_goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
-    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
+def new_goodput(costs: CostModel) -> Goodput:
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True)
 
 
-def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = False) -> Goodput:
+def goodput(costs: CostModel, *, acceptance: float = 0.7) -> Goodput:
     """It has seen so many tokens that this acceptance is all that counts, but what a token's features say."""
-    policy = new_goodput(costs, reads_head=reads_head)
+    policy = new_goodput(costs)
     policy._forecast._prior_tokens, policy._forecast._seen = 0.0, np.array([400 * acceptance, 400.0])
     return policy
 

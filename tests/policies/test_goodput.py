@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from specdist.policies import (
-    DraftFeatures,
-    Goodput,
     VerifiedBlocks,
-    VerifiedTokens,
 )
 from specdist.policies.costs import CostModel, Curve
 from tests.policies.goodput import (
@@ -166,55 +163,6 @@ def test_the_past_of_a_row_is_its_verified_tokens() -> None:
     kept = 0.5 ** (2 / 64)
     expected = [[3.0, 3.0], [8 * kept + 1, 16 * kept + 2]]
     np.testing.assert_allclose(policy.next_histories(blocks), expected)
-
-
-def told(top: list[float], estimates: list[float]) -> DraftFeatures:
-    return dataclasses.replace(features_of(top), estimates=np.array(estimates))
-
-
-def test_a_head_that_doubts_a_token_ends_the_block_one_token_later() -> None:
-    """Its word on a token comes with the pass that draws the next one; the features of all look alike."""
-    policy = goodput(flat_costs(target=100, draft=10, per_token=15), reads_head=True)
-    alike = features_of([0.95, 0.95])
-    assert goes_on(policy, 2, 0) == [True, True]
-    assert goes_on(policy, 2, 1, alike) == [True, True]
-    assert goes_on(policy, 2, 2, alike, earlier=[0.01, 0.95]) == [False, True]
-    # And a new block begins without any memory of it.
-    assert goes_on(policy, 2, 0) == [True, True]
-    assert goes_on(policy, 2, 1, alike) == [True, True]
-
-
-def test_the_head_s_estimates_are_calibrated_by_the_target() -> None:
-    """A head that says 0.3 of tokens of which nine in ten are accepted, as one with unequal weights does."""
-    policy = goodput(flat_costs(target=100, draft=10, per_token=32), reads_head=True)
-    before, _ = chances(policy, 0.3)
-    outcomes = np.random.default_rng(3).random(600) < 0.9
-    for begin in range(0, 600, 6):
-        policy.observe_tokens(
-            VerifiedTokens(
-                features=told([0.5] * 6, [0.3] * 6),
-                depths_C=np.zeros(6),
-                is_accepted_C=outcomes[begin : begin + 6],
-            )
-        )
-    after, unread = chances(policy, 0.3)
-    assert before < 0.5 and after == pytest.approx(0.9, abs=0.04)
-    # What no pass has read is verified by its features, which have learned the same here.
-    assert unread == pytest.approx(0.9, abs=0.04)
-
-
-def chances(policy: Goodput, estimate: float) -> list[float]:
-    """Of a token with this estimate, and of one that looks the same and has none."""
-    return policy._chances(told([0.5] * 2, [estimate, np.nan]), np.zeros(2)).tolist()
-
-
-def test_ready_candidates_are_verified_by_the_head_s_estimates() -> None:
-    policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])), reads_head=True)
-    ready = told([0.95] * 5, [0.95, 0.001, 0.95, 0.9, np.nan])
-    assert policy.num_to_verify(ready, np.array([2, 3]), a_pass(2)).tolist() == [1, 3]
-    # Without a head the estimates are not used.
-    policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
-    assert policy.num_to_verify(ready, np.array([2, 3]), a_pass(2)).tolist() == [2, 3]
 
 
 def test_the_lengths_of_blocks_are_those_of_the_best_rate() -> None:

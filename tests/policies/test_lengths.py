@@ -33,8 +33,8 @@ def test_hf_heuristic_by_hand() -> None:
 
 
 def gammatune(**options: float) -> GammaTune:
-    defaults = {"num_draft_tokens": 5, "min_draft_tokens": 1, "max_draft_tokens": 20}
-    return GammaTune(**{**defaults, "length_bonus": 2.0, "length_rate": 0.5, **options})  # type: ignore[arg-type]
+    defaults = {"num_draft_tokens": 5, "max_draft_tokens": 20, "length_rate": 0.5}
+    return GammaTune(**{**defaults, **options})  # type: ignore[arg-type]
 
 
 def test_gammatune_by_hand() -> None:
@@ -54,9 +54,9 @@ def test_gammatune_by_hand() -> None:
 
 
 def test_gammatune_stays_within_its_limits() -> None:
-    policy = gammatune(min_draft_tokens=3, max_draft_tokens=6, length_rate=1.0)
+    policy = gammatune(max_draft_tokens=6, length_rate=1.0)
     # A = 5 + 2 = 7, and 0: both clipped.
-    assert after(policy, begun(policy, 2), [(5, 5), (5, 0)])[:, 0].tolist() == [6.0, 3.0]
+    assert after(policy, begun(policy, 2), [(5, 5), (5, 0)])[:, 0].tolist() == [6.0, 1.0]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.7, 0.9])
@@ -70,8 +70,7 @@ def test_a_window_at_its_fixed_point_stays_there(rate: float) -> None:
 
 
 def test_gammatune_plus_also_stops_at_an_unlikely_top_token() -> None:
-    policy = GammaTunePlus(num_draft_tokens=3, min_draft_tokens=1, max_draft_tokens=20, length_bonus=2.0,
-                           length_rate=0.5, stop_probability=0.4)  # fmt: skip
+    policy = GammaTunePlus(num_draft_tokens=3, max_draft_tokens=20, length_rate=0.5, stop_probability=0.4)
     rows = begun(policy, 4)
     assert asked(policy, rows, 0) == [True] * 4
     # Strictly below the threshold; the drawn token's own probability does not matter.

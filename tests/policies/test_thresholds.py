@@ -5,14 +5,15 @@ import math
 import pytest
 
 from specdist.policies import AdaEdl, ConfidenceThreshold, LengthPolicy, Svip
+from specdist.policies.lengths import thresholds
 from specdist.policies.lengths.thresholds import DraftVerify
 from tests.policies.rows import after, asked, begun
 
 
-def adaedl(**options: float) -> AdaEdl:
-    published = {"stop_bound_step": 0.01, "stop_bound_momentum": 0.9, "entropy_factor": 0.2}
-    published |= {"target_acceptance": 0.9, "acceptance_momentum": 0.5}
-    return AdaEdl(**{"max_draft_tokens": 20, "stop_bound": 0.4, **published, **options})  # type: ignore[arg-type]
+def adaedl(*, target_acceptance: float = 0.9) -> AdaEdl:
+    return AdaEdl(
+        max_draft_tokens=20, stop_bound=0.4, entropy_factor=0.2, target_acceptance=target_acceptance
+    )
 
 
 THRESHOLDS = [
@@ -64,9 +65,11 @@ def test_adaedl_stops_by_its_bound() -> None:
     assert asked(policy, rows, 1, entropies=[1.25, 1.8, 1.79, 5.0]) == [True, False, True, False]
 
 
-def test_adaedl_threshold_by_hand() -> None:
+def test_adaedl_threshold_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large steps, so that the movement can be followed: β1 0.5, β2 0.5, ε 0.1, α 0.6."""
-    policy = adaedl(stop_bound_momentum=0.5, stop_bound_step=0.1, target_acceptance=0.6)
+    monkeypatch.setattr(thresholds, "STEP", 0.1)
+    monkeypatch.setattr(thresholds, "MOMENTUM", 0.5)
+    policy = adaedl(target_acceptance=0.6)
     rows = begun(policy, 2)
     found = []
     # Row 0: 4 of 4: A = 0.5 <= 0.6: λ' = 0.5, λ = 0.45. 2 of 2: A = 0.75: λ' = 0.35, λ = 0.4.

@@ -229,7 +229,6 @@ def _check_counts(run: Run, *, repeats: bool) -> Iterator[str]:
         "num_prompt_tokens": sum(len(c.request.prompt_ids) for c in completions),
         "num_completions": len(completions),
         "num_error_rows": 0,
-        "num_out_of_memory": 0,
     }
     # What a preemption or a lost link takes back has been counted.
     counted = {

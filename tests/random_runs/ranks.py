@@ -10,8 +10,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from specdist.engine.draft.channels import ToRank
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, ToRank
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
@@ -150,7 +149,7 @@ def policy_of(case: Case) -> LengthPolicy:
         "confidence": {"max_draft_tokens": cap, "stop_probability": threshold},
         "draft_verify": {"max_draft_tokens": cap, "stop_probability": threshold},
         "svip": {"max_draft_tokens": cap, "stop_root_entropy": 2 * threshold},
-        "adaedl": {"max_draft_tokens": cap, "stop_bound": threshold, "stop_bound_step": 0.2},
+        "adaedl": {"max_draft_tokens": cap, "stop_bound": threshold},
         "gammatune": first,
         "gammatune_plus": {**first, "stop_probability": threshold},
         "specdecpp": {"max_draft_tokens": cap, "stop_threshold": threshold},

@@ -13,12 +13,10 @@ from specdist.sampling.distributions import (
     Dense,
     OneHot,
     SamplingSettings,
-    distributions_from_logits,
-)
-from specdist.sampling.rejection_sampler import (
     acceptance_probabilities,
     accepted,
     count_accepted,
+    distributions_from_logits,
     known_next_tokens,
     recovered_distributions,
 )

@@ -68,7 +68,6 @@ class Stats:
     num_head_tokens: int = stat("tokens for which a trained head gave an estimate")
     num_forced_draft_tokens: int = stat("draft tokens that a row's constraint forces: drafted without a pass")
     num_preemptions: int = stat("times that a sequence gave back its cache pages, to be computed again later")
-    num_out_of_memory: int = stat("rounds that ran out of memory and were repeated with a smaller batch")
     num_starts: int = stat("replicas whose first token belongs to the shard")
     first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
     num_rounds: int = stat("rounds (draft, verify, commit)")
@@ -264,7 +263,6 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "num_completions": _counted("num_completions"),
     "num_error_rows": _counted("num_error_rows"),
     "num_cut_completions": _counted("num_cut_completions"),
-    "num_out_of_memory": _counted("num_out_of_memory"),
     "num_completion_tokens": _counted("num_completion_tokens"),
     "wall_s": ("seconds of work, summed over replicas", lambda stats, _: stats.wall_ns / NS_PER_S),
     "tokens_per_s": (

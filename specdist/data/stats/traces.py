@@ -1,4 +1,4 @@
-"""The per-token acceptance trace of a run: a record for each draft token that reached the target side."""
+"""The per-token acceptance trace of a run: a record for each candidate that reached the target side."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ class TracedToken(NamedTuple):
     acceptance_probability: float | None
     is_verified: bool
     is_accepted: bool
-    head_probability: float | None = None
 
 
 TRACE_COLUMNS = {
     "row_id": Column(pa.int64(), "input row of the completion"),
     "sample_index": Column(pa.int32(), "which of the row's completions"),
-    "round": Column(
-        pa.int32(),
-        "number of the completion's block, from 1; 0 is the pass over the prompt, during which a draft that "
-        "works ahead may have drafted the first token",
-    ),
+    "round": Column(pa.int32(), "number of the completion's block, from 1"),
     "depth": Column(pa.int32(), "number of tokens before it in the block"),
     "position": Column(pa.int32(), "position in the completion, from 0"),
     "token_id": Column(pa.int32(), "id of the token"),
@@ -51,10 +46,6 @@ TRACE_COLUMNS = {
         "that a lossy run accepts unverified",
     ),
     "is_accepted": Column(pa.bool_(), "it became a token of the completion"),
-    "head_probability": Column(
-        pa.float32(),
-        "a trained head's estimate, or a block drafter's confidence in its place; null without either",
-    ),
 }
 TRACE_SCHEMA = schema_of(TRACE_COLUMNS)
 

@@ -6,6 +6,11 @@ sampled on the target's side with the random number that the draft would use. No
 for the draft: it is told of prompts, which it runs too, when they come, and of the tokens that it has missed
 with the next message. Without a draft every round is such a round.
 
+There are two ways to a draft: in the process of the target, or of its rank 0, and on a rank of its own. Then
+counts, next tokens and context tokens go to it as one message of integers, and one distribution for each
+sequence whose next token is to be sampled; to a drafter of states hidden states, too. Back come token ids and
+the scalar probability of each candidate.
+
 R sequences that decode, W of them whose next token is sampled, T missed tokens.
 """
 
@@ -15,21 +20,24 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
+import torch
 
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.messages import codec
+from specdist.engine.messages.link import CPU, Wait, link_from, link_to, wait_of
 from specdist.engine.messages.proposals import DRAW, NO_TOKENS, ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import LastStates
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.sampling.distributions import NOT_FINITE
-from specdist.sampling.one_hot_drafts import without_rejected
+from specdist.sampling.distributions import NOT_FINITE, sample_next_tokens, without_rejected
 from specdist.sampling.random import RandomKeys
-from specdist.sampling.rejection_sampler import sample_next_tokens
+from specdist.utils.garbage import frozen_garbage
 
 
 class Channel(Protocol):
-    """The way to a draft: see :mod:`specdist.engine.draft.channels`."""
+    """The way to a draft: :class:`InProcess` or :class:`ToRank`."""
 
     def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         """The draft's reply; ``clock`` as of :meth:`Proposer.propose`."""
@@ -165,3 +173,79 @@ def _reply_alone(request: ProposalRequest) -> ProposalReply:
 
 def _with_next_tokens(request: ProposalRequest, next_token_ids_R: np.ndarray) -> ProposalRequest:
     return dataclasses.replace(request, next_token_ids_R=next_token_ids_R, next_distributions_W=None)
+
+
+# The first array of a message.
+ASKED, TOLD = np.array([[0], [1]])
+
+
+class InProcess:
+    """A draft that takes turns with the target on one device. Other ranks of the target have no part in it:
+    they wait for the next pass to be announced."""
+
+    def __init__(self, draft: DraftWorker) -> None:
+        self._draft = draft
+
+    def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        del clock  # the target is idle all the while
+        reply = self._draft.respond(request)
+        self._draft.prefill_and_draft_ahead(request)
+        return reply
+
+    def tell(self, request: ProposalRequest | None) -> None:
+        if request is not None:
+            self._draft.follow(request)
+
+
+class ToRank:
+    """A draft on this rank of the world, where :func:`serve_draft` runs."""
+
+    def __init__(self, rank: int, device: torch.device = CPU, wait: Wait | None = None) -> None:
+        """``device``: the target's. ``wait``: for replies; by default as that device wants it."""
+        self._requests = link_to(rank)
+        self._replies = link_from(rank, wait or wait_of(device))
+
+    def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        before = self._traffic()
+        # Counted as idle: between machines it returns once the receiver takes it, and a draft may be at work.
+        self._requests.send([ASKED, *codec.packed_request(request)])
+        if following := codec.tensors(request):
+            with clock.phase("transfer"):
+                for tensor in following:
+                    self._requests.transfer(tensor)
+        request.meanwhile()
+        arrays = self._replies.receive()
+        with clock.phase("transfer"):
+            return codec.unpacked_reply(arrays, self._traffic() - before)
+
+    def tell(self, request: ProposalRequest | None) -> None:
+        self._requests.send([] if request is None else [TOLD, *codec.packed_request(request)])
+
+    def _traffic(self) -> Traffic:
+        sent, received = self._requests, self._replies
+        return Traffic(sent.num_messages + received.num_messages, sent.num_bytes + received.num_bytes)
+
+
+def serve_draft(draft: DraftWorker, rank0: int, *, clock: Timeline, wait: Wait | None = None) -> None:
+    """Serve requests until the target closes. Contexts are run after the reply is sent, while the target runs
+    its pass. News of rounds without the draft get no reply.
+
+    ``clock`` is the draft's; time outside its phases counts as transfer. ``wait``: for requests; by default
+    as the draft's device wants it.
+    """
+    requests, replies = link_from(rank0, wait or wait_of(draft.device)), link_to(rank0)
+    with frozen_garbage():
+        clock.restart()
+        while True:
+            with clock.phase("idle"):
+                arrays = requests.receive()
+            if not arrays:
+                return
+            request = codec.unpacked_request(arrays[1:], draft.device)
+            for tensor in codec.tensors(request):
+                requests.transfer(tensor)
+            if arrays[0] == TOLD:
+                draft.follow(request)
+                continue
+            replies.send(codec.packed_reply(draft.respond(request)))
+            draft.prefill_and_draft_ahead(request)

@@ -22,25 +22,22 @@ from functools import partial
 
 import numpy as np
 
-from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
-from specdist.engine.draft.ahead.first_ahead import FirstAhead, verify_first
+from specdist.engine.draft.ahead.draft_ahead import AheadDrafter, FirstAhead, verify_first
 from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.feedback import Feedback
-from specdist.engine.draft.steps.policy_state import PolicyState
+from specdist.engine.draft.steps.policy_state import Feedback, PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
-from specdist.models.loading.memory import peak_memory_bytes, release_memory
+from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
-from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.distributions import Dense, SamplingSettings, sample_next_tokens
 from specdist.sampling.processing.processors import TokenMasker
-from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.utils.ranges import places_from
 
 # With prefixes that other sequences share, a draft with recurrent layers has more to run than the target.
@@ -123,7 +120,6 @@ class DraftWorker:
                 num_pages=num_pages, page_size=page_size, max_tokens=max_context_tokens,
             )  # fmt: skip
             self._draft_state.prefill_lazily = self._lazy.run
-        self._end_request()
 
     @property
     def is_lazy(self) -> bool:
@@ -150,7 +146,8 @@ class DraftWorker:
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
-        report = self._ahead.branches.adopt(slots_R, first, self._ahead.shape.num_branches)
+        num_branches = self._ahead.shape.num_branches
+        report = self._ahead.branches.adopt(slots_R, first.num_ahead_R, first.is_hit_R, num_branches)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
         wanted_now = self._ahead.wanted_now(request)
@@ -189,7 +186,7 @@ class DraftWorker:
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
             num_rounds_alone=num_rounds_alone,
-            traced=first.traced(state.features, places_C),
+            features_3C=state.features.at(places_C).stacked if self._is_traced else None,
         )
 
     def _resolve(self, request: ProposalRequest) -> FirstAhead:
@@ -199,7 +196,9 @@ class DraftWorker:
         num_candidates_R = state.num_candidates[slots_R]
         begins_R = state.num_committed[slots_R]
         positions_R = begins_R + num_accepted_R
-        first = verify_first(state, request, positions_R, is_on=self._ahead.is_on, is_traced=self._is_traced)
+        first = FirstAhead.nothing(len(slots_R))
+        if self._ahead.is_on:
+            first = verify_first(state, request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._feedback.keep(slots_R, num_accepted_R, is_hit_R, is_rejected_R)
@@ -238,7 +237,6 @@ class DraftWorker:
         with self._clock.phase("draft"):
             self._ahead.draft(request, self._feedback.learn)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
-        self._end_request()
         self._clock.settle()
 
     def follow(self, request: ProposalRequest) -> None:
@@ -251,7 +249,6 @@ class DraftWorker:
             self._open_and_prefill(request)
             if self._lazy is None:
                 self._ahead.follow(request)
-        self._end_request()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
@@ -271,21 +268,3 @@ class DraftWorker:
                 continue
             self._runner.forward(context, [])
             state.num_computed[context.slots_T] = context.positions_T + 1
-
-    def _end_request(self) -> None:
-        """A request has been served: the next one may fail."""
-        self._before = self._policy_state.snapshot(), self._draft_state.stream_keys.copy()
-
-    def recover(self, *, has_replied: bool) -> None:
-        """The last request failed for lack of memory, before or after the reply: every sequence will be
-        opened again. Without a reply, all sequences return to their state before the request."""
-        if has_replied:
-            self._feedback.learn()
-        else:
-            snapshot, self._draft_state.stream_keys = self._before
-            self._policy_state.restore(snapshot)
-        self._feedback.drop()
-        self._ahead.branches.drop()
-        self._draft_state.scores.forget()
-        release_memory(self.device)
-        self._end_request()

@@ -23,16 +23,17 @@ import torch
 from specdist.engine.draft.client import sample_alone
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import LogitsPipeline
-from specdist.engine.times.reports import AheadReport, RoleTimes, TracedDrafts
+from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import Timeline
-from specdist.policies import NUM_FEATURES
 from specdist.policies.costs import CostModel
 from specdist.policies.ngrams import LEAST_CHANCE, NgramLengths, PromptLookup
 from specdist.sampling.constraints.matcher import WORD_BITS, only_tokens
-from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
-from specdist.sampling.one_hot_drafts import NONE_REJECTED
+from specdist.sampling.distributions import NONE_REJECTED, NOT_FINITE, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
+
+# Features of a distribution on one token: no entropy, and probability 1.
+CERTAIN_31 = np.array([[0.0], [1.0], [1.0]])
 
 
 class NgramDraft:
@@ -89,7 +90,7 @@ class NgramDraft:
             ahead=AheadReport.nothing(len(slots_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
             times=RoleTimes(**self._clock.take()),
-            traced=_traced(num_candidates, len(slots_R)) if self._is_traced else None,
+            features_3C=CERTAIN_31.repeat(num_candidates, axis=1) if self._is_traced else None,
         )
 
     def close(self) -> None:
@@ -178,17 +179,3 @@ class NgramDraft:
             num_allowed_R[rows[goes_on_N]] = depth + 1
             rows = rows[goes_on_N & ~self._is_stop(found_RK[rows, depth]) & (depth + 1 < limits_R[rows])]
         return num_allowed_R
-
-
-def _traced(num_candidates: int, num_rows: int) -> TracedDrafts:
-    """A distribution on one token: no entropy, and probability 1."""
-    of_one = np.array([0.0, 1.0, 1.0, np.nan])[:NUM_FEATURES, None]
-    nothing_R = np.zeros(num_rows)
-    return TracedDrafts(
-        features_4C=np.repeat(of_one, num_candidates, axis=1),
-        is_verified_R=nothing_R.astype(bool),
-        is_hit_R=nothing_R.astype(bool),
-        token_ids_R=nothing_R.astype(np.int64),
-        features_4R=np.repeat(of_one, num_rows, axis=1),
-        acceptance_R=nothing_R,
-    )

@@ -88,13 +88,13 @@ def packed_reply(reply: ProposalReply) -> list[np.ndarray]:
         reply.draft_probabilities_C.view(np.int64),
         reply.draft_pass_sizes_P,
         *vars(reply.ahead).values(),
-        pickled((reply.times, reply.draft_steps, reply.num_rounds_alone, reply.traced)),
+        pickled((reply.times, reply.draft_steps, reply.num_rounds_alone, reply.features_3C)),
     ]
 
 
 def unpacked_reply(arrays: list[np.ndarray], traffic: Traffic) -> ProposalReply:
     """The reply, with its traffic."""
-    times, draft_steps, num_rounds_alone, traced = unpickled(arrays[10])
+    times, draft_steps, num_rounds_alone, features_3C = unpickled(arrays[10])
     return ProposalReply(
         next_token_ids_R=arrays[0],
         num_drafted_R=arrays[1],
@@ -105,7 +105,7 @@ def unpacked_reply(arrays: list[np.ndarray], traffic: Traffic) -> ProposalReply:
         times=times,
         draft_steps=draft_steps,
         num_rounds_alone=num_rounds_alone,
-        traced=traced,
+        features_3C=features_3C,
         traffic=traffic,
     )
 

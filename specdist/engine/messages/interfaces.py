@@ -104,8 +104,13 @@ class ScoresTokens(Protocol):
         ...
 
 
-class VerifyOutput(ScoresTokens, Protocol):
+class VerifyOutput(Protocol):
     """The result of a target pass, in the process that verifies."""
+
+    @property
+    def scores(self) -> ScoresTokens | None:
+        """What knows the pass's logits; None where no log-probabilities are wanted."""
+        ...
 
     def candidate_probabilities(self) -> np.ndarray:
         """float64 [C]: the target's probability of every candidate at its position."""
@@ -122,11 +127,6 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def is_single_rank(self) -> bool:
-        """No other rank takes part in a pass, so that a failed pass can be repeated."""
-        ...
 
     @property
     def traffic(self) -> Traffic:

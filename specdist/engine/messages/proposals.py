@@ -21,7 +21,6 @@ from specdist.engine.times.reports import (
     AheadReport,
     DraftSteps,
     RoleTimes,
-    TracedDrafts,
     Traffic,
 )
 from specdist.models.batch.flat import FlatBatch
@@ -75,7 +74,8 @@ class ProposalReply:
     ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
 
     For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
-    ``times`` and ``traffic``.
+    ``times`` and ``traffic``. For the trace: ``features_3C`` of the candidates, as of
+    :attr:`specdist.policies.DraftFeatures.stacked`.
     """
 
     next_token_ids_R: np.ndarray
@@ -87,5 +87,5 @@ class ProposalReply:
     times: RoleTimes
     draft_steps: DraftSteps = NO_DRAFT_STEPS
     num_rounds_alone: int = 0
-    traced: TracedDrafts | None = None
+    features_3C: np.ndarray | None = None
     traffic: Traffic = NO_TRAFFIC

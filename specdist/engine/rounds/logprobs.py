@@ -78,9 +78,9 @@ class LogprobBook:
         self._of: dict[int, dict[int, tuple[float, float, list[int], list[float]]]] = defaultdict(dict)
         self._due: tuple[ScoresTokens, EmittedTokens] | None = None
 
-    def note(self, scores: ScoresTokens, tokens: EmittedTokens) -> None:
+    def note(self, scores: ScoresTokens | None, tokens: EmittedTokens) -> None:
         """What the last pass has emitted first; the rest follows with :meth:`note_next`."""
-        if self._notes_emitted and len(tokens.orders):
+        if scores is not None and self._notes_emitted and len(tokens.orders):
             self._due = scores, tokens
 
     def note_next(self, scores: ScoresTokens | None, tokens: EmittedTokens) -> None:
@@ -118,7 +118,7 @@ class LogprobBook:
             return NO_PROMPT_TOKENS
         return PromptTokens(np.concatenate(indices), np.array(token_ids, np.int64))
 
-    def note_prompts(self, scores: ScoresTokens) -> None:
+    def note_prompts(self, scores: ScoresTokens | None) -> None:
         """Once the pass has run."""
         found, begin = None, 0
         for sequence, prompt, places in self._asked:
@@ -126,6 +126,7 @@ class LogprobBook:
             sequence.runs_whole_prompt = places.stop < sequence.num_prompt_tokens
             size = places.stop - places.start
             if size:
+                assert scores is not None
                 found = found or scores.prompt_logprobs()
                 prompt.note(places, found, slice(begin, begin + size))
             begin += size

@@ -146,12 +146,6 @@ class StatsRecorder:
         for shard in seqs_per_shard:
             add_to(self._shards[shard].peak_memory_bytes, peak)
 
-    def record_out_of_memory(self, plan: RoundPlan) -> None:
-        """A round has failed; its time will be counted with the next one's."""
-        self._note_opened(plan)
-        first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
-        self._shards[first.request.shard].num_out_of_memory += 1
-
     def record_completion(self, sequence: Sequence) -> None:
         """Count a finished sequence, unless it ended with an error."""
         stats = self._shards[sequence.request.shard]

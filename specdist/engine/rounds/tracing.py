@@ -1,44 +1,14 @@
-"""The per-token acceptance trace: every drafted token and how it ended, sequence by sequence. No tensors.
+"""The per-token acceptance trace: every candidate and how it ended, sequence by sequence. No tensors.
 
 K candidates of a block.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from specdist.data.stats.traces import TracedToken
-from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.rounds.verify import Block
-
-
-def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:
-    """Record the token that was drafted ahead in the next token's place, if there was one and it was
-    verified; nothing if the run is not traced.
-
-    To be called before the next token is committed. ``index``: of the block in the reply.
-    """
-    drafts, sequence = reply.traced, block.sequence
-    if drafts is None or not drafts.is_verified_R[index]:
-        return
-    entropy, probability, top_probability, estimate = drafts.features_4R[:, index].tolist()
-    sequence.trace.append(
-        TracedToken(
-            round=sequence.num_blocks,
-            depth=sequence.num_accepted,
-            position=sequence.num_completion_tokens,
-            token_id=int(drafts.token_ids_R[index]),
-            entropy=entropy,
-            draft_probability=probability,
-            top_probability=top_probability,
-            acceptance_probability=float(drafts.acceptance_R[index]),
-            is_verified=True,
-            is_accepted=bool(drafts.is_hit_R[index]),
-            head_probability=_known(estimate),
-        )
-    )
 
 
 def record_block(
@@ -51,11 +21,11 @@ def record_block(
         acceptance_K: acceptance probabilities; None for a block that was not in a target pass.
         num_verified: leading candidates that count as verified, except the trusted ones.
     """
-    if block.features_4K is None:
+    if block.features_3K is None:
         return
     begin = block.sequence.num_completion_tokens
-    features = zip(block.candidate_ids, *block.features_4K.tolist(), strict=True)
-    for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
+    features = zip(block.candidate_ids, *block.features_3K.tolist(), strict=True)
+    for depth, (token_id, entropy, probability, top_probability) in enumerate(features):
         block.sequence.trace.append(
             TracedToken(
                 round=block.sequence.num_blocks,
@@ -68,10 +38,5 @@ def record_block(
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
                 is_verified=block.num_trusted <= depth < num_verified,
                 is_accepted=depth < num_accepted,
-                head_probability=_known(estimate),
             )
         )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -28,14 +28,16 @@ from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.sampling.distributions import NOT_FINITE, Dense, Distributions
-from specdist.sampling.random import Purpose, RandomKeys
-from specdist.sampling.rejection_sampler import (
+from specdist.sampling.distributions import (
+    NOT_FINITE,
+    Dense,
+    Distributions,
     acceptance_probabilities,
     accepted,
     count_accepted,
     known_next_tokens,
 )
+from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
 
@@ -47,7 +49,7 @@ class Block:
     """A sequence's tokens in the target pass: its next token, and the candidates after it.
 
     Attributes:
-        features_4K: the candidates' draft features, if the run is traced.
+        features_3K: the candidates' draft features, if the run is traced.
         ahead: the outcome of the work ahead.
         num_trusted: leading candidates that are kept without verification (SPRINTER only).
     """
@@ -55,7 +57,7 @@ class Block:
     sequence: Sequence
     next_token_id: int
     candidate_ids: list[int]
-    features_4K: np.ndarray | None
+    features_3K: np.ndarray | None
     ahead: AheadOutcome
     num_trusted: int = 0
 
@@ -77,7 +79,7 @@ def blocks_of(
             sequence=sequences[index],
             next_token_id=int(reply.next_token_ids_R[index]),
             candidate_ids=candidate_ids[own],
-            features_4K=None if reply.traced is None else reply.traced.features_4C[:, own],
+            features_3K=None if reply.features_3C is None else reply.features_3C[:, own],
             ahead=outcomes[index],
             num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
         )
@@ -142,23 +144,18 @@ class NewBlocks:
             draft_probabilities_C=draft_C,
             num_candidates_R=num_R,
             num_trusted_R=np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64),
-            is_traced=reply.traced is not None,
+            is_traced=reply.features_3C is not None,
         )
 
     @property
     def num_tokens(self) -> int:
         return len(self.sequences) + len(self.candidate_ids_C)
 
-    @property
-    def num_skipped_R(self) -> np.ndarray:
-        """Leading candidates whose acceptance is not computed: the trusted ones, unless they are traced."""
-        return np.zeros(len(self.num_trusted_R), np.int64) if self.is_traced else self.num_trusted_R
-
 
 @dataclass(frozen=True)
 class Verified:
     """What a pass says of R blocks: how many candidates of each are accepted, and if the run is traced, the
-    acceptance probabilities [K] of those not skipped, block by block."""
+    acceptance probabilities [K], block by block."""
 
     num_accepted_R: np.ndarray
     acceptances: list[np.ndarray] | None = None
@@ -259,27 +256,24 @@ class Verifier:
     ) -> Callable[[], Verified]:
         """Begin one target pass over the blocks and the prompt chunks. What is returned waits for it, and is
         to be called once the blocks' next tokens are committed."""
-        lengths_R = blocks.num_candidates_R + 1
-        # Logits are wanted of a block's tokens, except of those before skipped candidates, and of the last
-        # token of a context that is complete.
-        num_skipped_R, stream_keys = blocks.num_skipped_R, blocks.tails.stream_keys_R
-        num_logits_R = lengths_R - num_skipped_R
-        logits_indices_N = ranges_from(lengths_R.cumsum() - num_logits_R, num_logits_R)
-        num_block_logits = len(logits_indices_N)
+        # Logits are wanted of all tokens of a block, and of the last token of a context that is complete.
+        lengths_R, stream_keys = blocks.num_candidates_R + 1, blocks.tails.stream_keys_R
+        num_block_logits = blocks.num_tokens
+        logits_indices_N = np.arange(num_block_logits)
         complete = [chunk.sequence for chunk in chunks if chunk.completes_context]
         if complete:
             chunk_ends = blocks.num_tokens + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
             is_complete = [chunk.completes_context for chunk in chunks]
             logits_indices_N = np.r_[logits_indices_N, chunk_ends[is_complete] - 1]
             stream_keys = np.r_[stream_keys, [sequence.stream_key for sequence in complete]]
-        num_keys = np.r_[num_logits_R, np.ones(len(complete), np.int64)] if complete else num_logits_R
-        starts_R = num_logits_R.cumsum() - num_logits_R
+        num_keys = np.r_[lengths_R, np.ones(len(complete), np.int64)] if complete else lengths_R
+        starts_R = lengths_R.cumsum() - lengths_R
         verify_input = VerifyInput(
             batch=flat_batch(blocks, chunks),
             logits_indices_N=logits_indices_N,
             stream_keys_N=stream_keys.repeat(num_keys),
             # All logits of a block but the last verify the candidate after their token.
-            target_logits_indices_C=ranges_from(starts_R, num_logits_R - 1),
+            target_logits_indices_C=ranges_from(starts_R, blocks.num_candidates_R),
             opened=opened,
             prompts=self._book.prompt_tokens(chunks, blocks.num_tokens) if self._book else NO_PROMPT_TOKENS,
         )
@@ -289,14 +283,14 @@ class Verifier:
         def verified_blocks() -> Verified:
             verified = _verify_blocks(blocks, verify_input, verify_output)
             num_accepted_R = verified.num_accepted_R
-            index_W = starts_R + num_accepted_R - num_skipped_R
+            index_W = starts_R + num_accepted_R
             if complete:
                 index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
-                self._scores, self._next_index_W = verify_output, index_W
-                self._book.note(verify_output, _accepted_tokens(blocks, num_accepted_R, starts_R))
-                self._book.note_prompts(verify_output)
+                self._scores, self._next_index_W = verify_output.scores, index_W
+                self._book.note(self._scores, _accepted_tokens(blocks, num_accepted_R, starts_R))
+                self._book.note_prompts(self._scores)
             return verified
 
         return verified_blocks
@@ -305,31 +299,25 @@ class Verifier:
 def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: VerifyOutput) -> Verified:
     """Verify by the rejection rule; trusted candidates are kept whatever it says. What needs no result of the
     pass is done before the first one is asked for, which waits."""
-    num_skipped_R, index_C = blocks.num_skipped_R, verify_input.target_logits_indices_C
+    num_R, index_C = blocks.num_candidates_R, verify_input.target_logits_indices_C
     if not len(index_C):
-        return Verified(num_skipped_R)
-    num_verified_R = blocks.num_candidates_R - num_skipped_R
+        return Verified(num_R)
     num_misses_R = np.array([sequence.counters.num_misses for sequence in blocks.sequences], np.int64)
     keys_C = RandomKeys(
         stream_keys_N=verify_input.stream_keys_N[index_C],
         positions_N=verify_input.positions_N[index_C],
-        num_misses_N=num_misses_R.repeat(num_verified_R),
+        num_misses_N=num_misses_R.repeat(num_R),
     )
     uniforms_C = keys_C.uniforms(Purpose.ACCEPT).numpy()
     draft_C = blocks.draft_probabilities_C
-    if num_skipped_R.any():
-        draft_C = draft_C[
-            arange_segments(blocks.num_candidates_R) >= num_skipped_R.repeat(blocks.num_candidates_R)
-        ]
-    trusted_R = blocks.num_trusted_R - num_skipped_R
-    is_trusted_C = arange_segments(num_verified_R) < trusted_R.repeat(num_verified_R)
+    is_trusted_C = arange_segments(num_R) < blocks.num_trusted_R.repeat(num_R)
     target_C = verify_output.candidate_probabilities()
     accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
-    num_accepted_R = num_skipped_R + count_accepted(accepted_C, num_verified_R)
+    num_accepted_R = count_accepted(accepted_C, num_R)
     acceptances = None
     if blocks.is_traced:
         acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
-        acceptances = np.split(acceptance_C, np.cumsum(num_verified_R))[: len(num_verified_R)]
+        acceptances = np.split(acceptance_C, np.cumsum(num_R))[: len(num_R)]
     return Verified(num_accepted_R, acceptances)
 
 

@@ -54,6 +54,14 @@ class Scheduler:
         """Pages that can be handed out now."""
         return self._pages.num_available
 
+    @property
+    def lone_row(self) -> tuple[int, int] | None:
+        """Row and sample of the sequence that runs alone in the smallest batch; None if none does."""
+        if not self.settings.is_smallest or not self.running:
+            return None
+        request = self.running[0].request
+        return request.row_id, request.sample_index
+
     def updates_of_draft(self, updates: PageUpdates) -> PageUpdates:
         """The updates of pages that a draft's cache has, too; kept states are the target's."""
         if not (self._pages.has_windowed or self._pages.has_states):
@@ -104,14 +112,6 @@ class Scheduler:
         """Free the slot and pages of a sequence that has ended."""
         self._give_back(sequence)
         self.running.remove(sequence)
-
-    def restart(self, settings: SchedulerSettings) -> None:
-        """Preempt all sequences, and go on under these limits. The contents of all pages are lost."""
-        while self.running:
-            self._preempt(self.running[-1])
-        self._pages.forget_contents()
-        self.settings = settings
-        self._free_slots = list(range(settings.num_slots - 1, -1, -1))
 
     def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:
         """Reserve pages for every decoding sequence's next block.

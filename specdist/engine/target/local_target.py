@@ -21,7 +21,13 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Dense, Distributions, OneHot, SamplingSettings
-from specdist.sampling.logprobs import Logprobs, processed_logprobs, whole_logprobs, whole_prompt_logprobs
+from specdist.sampling.logprobs import (
+    Logprobs,
+    merged_logprobs,
+    partial_prompt_scores,
+    partial_scores,
+    processed_logprobs,
+)
 from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
@@ -42,12 +48,14 @@ class WholeLogits:
     def prompt_logprobs(self) -> Logprobs:
         logits_PV, num_top = self.prompt_logits_PV, self.settings.num_prompt_logprobs or 0
         (ids_P,) = upload(logits_PV.device, self.prompt_ids_P)
-        return whole_prompt_logprobs(logits_PV, ids_P, num_top)
+        whole = range(logits_PV.shape[1])
+        return merged_logprobs(partial_prompt_scores(logits_PV, whole, ids_P, num_top)[None], num_top)
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         places_M, ids_M = upload(self.logits_NV.device, index_M, token_ids_M)
-        num_top, processed_M = self.settings.num_logprobs or 0, self._processed(places_M, ids_M)
-        return whole_logprobs(self.logits_NV[places_M], ids_M, num_top, processed_M)
+        raw_MV, num_top = self.logits_NV[places_M], self.settings.num_logprobs or 0
+        packed_MC = partial_scores(raw_MV, raw_MV, range(raw_MV.shape[1]), ids_M, num_top)
+        return merged_logprobs(packed_MC[None], num_top, self._processed(places_M, ids_M))
 
     def _processed(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
         """[M]: log-probabilities after processing; those of a sampled pass are known."""
@@ -90,14 +98,6 @@ class FullDistributions:
             next_token_distributions(logits_NV, settings, keys_N, positions_N, filters), verify_input, scores
         )
 
-    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        assert self.scores is not None
-        return self.scores.logprobs(index_M, token_ids_M)
-
-    def prompt_logprobs(self) -> Logprobs:
-        assert self.scores is not None
-        return self.scores.prompt_logprobs()
-
     def candidate_probabilities(self) -> np.ndarray:
         given, asked = self.distributions_N, self.verify_input
         index_C, ids_C = asked.target_logits_indices_C, asked.candidate_ids_C
@@ -118,8 +118,6 @@ class LocalTarget:
 
     ``vocab_size``: number of token ids that can be drawn; the logits may be wider by padding.
     """
-
-    is_single_rank = True
 
     def __init__(
         self,

@@ -285,25 +285,17 @@ class _RejectionOutput:
     """The candidates' probabilities, on the device; the logits of the next tokens are fetched on demand."""
 
     probabilities_C: Tensor
-    vocabulary: VocabParallelVerifier
-
-    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        return self.vocabulary.logprobs(index_M, token_ids_M)
-
-    def prompt_logprobs(self) -> Logprobs:
-        return self.vocabulary.prompt_logprobs()
+    scores: VocabParallelVerifier
 
     def candidate_probabilities(self) -> np.ndarray:
         return np.asarray(self.probabilities_C.cpu().numpy())
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        return self.vocabulary.next_distributions(index_W)
+        return self.scores.next_distributions(index_W)
 
 
 class ShardedTarget:
     """The target's rank 0: announces each pass to the other ranks, runs it with them, and verifies alone."""
-
-    is_single_rank = False
 
     def __init__(
         self, runner: ModelRunner, group: dist.ProcessGroup, verifier: VocabParallelVerifier

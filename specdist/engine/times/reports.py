@@ -1,6 +1,6 @@
-"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead, traced tokens.
+"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead.
 
-R sequences that decode, C candidates of all of them, one after the other.
+R sequences that decode.
 """
 
 from __future__ import annotations
@@ -92,25 +92,6 @@ class Traffic:
 
 
 NO_TRAFFIC = Traffic()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracedDrafts:
-    """What a trace records of drafted tokens. Features are NaN where no pass has given the estimate yet.
-
-    Attributes:
-        features_4C: of the candidates of this reply.
-        is_verified_R, is_hit_R: whether a token had been drafted ahead in the place of the next token and was
-            verified, and whether it was accepted.
-        token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
-    """
-
-    features_4C: np.ndarray
-    is_verified_R: np.ndarray
-    is_hit_R: np.ndarray
-    token_ids_R: np.ndarray
-    features_4R: np.ndarray
-    acceptance_R: np.ndarray
 
 
 @dataclass(frozen=True)

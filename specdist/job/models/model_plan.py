@@ -39,7 +39,7 @@ from specdist.utils.errors import UserError
 logger = logging.getLogger(__name__)
 
 # Options of policies that are lengths of blocks.
-BLOCK_LENGTHS = ("min_draft_tokens", "num_draft_tokens", "max_draft_tokens")
+BLOCK_LENGTHS = ("num_draft_tokens", "max_draft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

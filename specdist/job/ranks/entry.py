@@ -20,7 +20,7 @@ from specdist.job.ranks.activity import Activity, PhaseLog, StackLog
 from specdist.job.ranks.logs import add_run_log
 from specdist.job.ranks.numa import bind_near_gpu
 from specdist.job.ranks.rank_store import Failure
-from specdist.job.ranks.restart import remember_replica, start_over
+from specdist.job.ranks.restart import is_out_of_memory, remember_replica, start_over
 from specdist.job.ranks.signals import StopRequest, end_process, find_launcher
 from specdist.job.ranks.topology import (
     Topology,
@@ -106,6 +106,9 @@ def run_rank(
     except Exception as error:
         if watchdog is None:
             logger.exception("the job has failed")
+            if can_start_over and stop.defers_signals and is_out_of_memory(error):
+                with contextlib.suppress(OSError):
+                    start_over()
             raise
         failure = watchdog.explain(error)
         if failure.kind == "usage":

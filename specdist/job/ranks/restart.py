@@ -1,8 +1,8 @@
 """A replica that starts over with a smaller batch, in the same processes, after a rank ran out of memory.
 
-Where the target is sharded, a rank that runs out of memory within a pass leaves the others waiting in an
-all-reduce that never ends. So every rank replaces its program by the same one (``exec``), which releases all
-memory; the launcher sees the same processes. The size of the batch is in the run's manifest.
+A rank that runs out of memory within a pass leaves the others waiting in an all-reduce that never ends. So
+every rank, or the only one, replaces its program by the same one (``exec``), which releases all memory; the
+launcher sees the same processes. Finished rows are kept, and the size of the batch is in the run's manifest.
 """
 
 from __future__ import annotations
@@ -13,14 +13,25 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 # How often this replica has started over, its name, and the row and sample that ran alone in the smallest
 # batch.
 NUM_RESTARTS = "SPECDIST_NUM_RESTARTS"
 REPLICA = "SPECDIST_REPLICA"
 LONE_ROW = "SPECDIST_LONE_ROW"
 FIRST_OWN_DESCRIPTOR = 3
+# What RuntimeErrors say of torch's allocators, and of libraries that allocate themselves.
+OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 logger = logging.getLogger(__name__)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch might succeed."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def num_restarts() -> int:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from specdist.data.leases.heartbeat import Process
-from specdist.engine.messages.failures import is_out_of_memory
 from specdist.job.ranks.activity import STACKS_SIGNAL, Activity, StackLog
 from specdist.job.ranks.rank_store import Failure, RankState, RankStore
+from specdist.job.ranks.restart import is_out_of_memory
 from specdist.job.ranks.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
 from specdist.utils.errors import UserError, first_line
 

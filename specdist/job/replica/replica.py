@@ -11,13 +11,11 @@ import torch
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS
 from specdist.engine.assembly import PAGE_SIZE, Assembly
-from specdist.engine.draft.channels import ToRank
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, ToRank
 from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests
 from specdist.engine.rounds.stats_recorder import StatsRecorder
-from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
@@ -213,8 +211,6 @@ class Replica:
         activity: Activity,
     ) -> None:
         self._plan, self._loaded, self._room, self._activity = plan, loaded, room, activity
-        # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
-        self._limits: SchedulerSettings | None = None
         self.costs: CostModel | None = None
         if plan.needs_costs:
             self.use_costs(frozen_costs, agree)
@@ -247,9 +243,6 @@ class Replica:
             self._activity.begin("generating", has_progress=True)
         assert found is not None
         self.costs, self._rounds = found, self._plan.rounds(found)
-        if self._limits is not None:
-            ahead = self._rounds.scheduling.num_ahead_tokens
-            self._limits = dataclasses.replace(self._limits, num_ahead_tokens=ahead)
         return found
 
     def _measure(self) -> CostModel:
@@ -329,8 +322,6 @@ class Replica:
             target=self.rank0_target(),
             proposer=self._proposer(),
             stats_recorder=stats_recorder,
-            limits=self._limits,
-            on_resize=partial(setattr, self, "_limits"),
             on_lone_row=remember_lone_row,
         )
 

@@ -8,7 +8,7 @@ GPU more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from specdist.config.groups import ExpertParallel
@@ -47,31 +47,6 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The ranks of one replica.
-
-    Attributes:
-        num_drafts: 1 where the draft has a GPU of its own, else 0.
-        num_replicas: that fit into the site; all replicas of a node share it, so that it does not count.
-    """
-
-    tp_size: int
-    num_drafts: int = 0
-    num_replicas: int = field(default=1, compare=False)
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tp_size + self.num_drafts
-
-
-def shape_of(site: Site, mode: Mode, tp_size: int) -> Shape:
-    """The shape of the replicas of this mode whose target has ``tp_size`` ranks."""
-    num_drafts = int(mode in OWN_GPU)
-    num_replicas = site.gpus_per_node // (tp_size + num_drafts) * site.num_nodes
-    return Shape(tp_size=tp_size, num_drafts=num_drafts, num_replicas=num_replicas)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Work:
     """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
     ``sampling``: how tokens are drawn; ``expert_parallel``: how ranks share experts."""
@@ -107,7 +82,7 @@ class Plan:
     """
 
     settings: Settings
-    shape: Shape
+    tp_size: int
     num_replicas: int
     most_rows: int
     fit: Fit
@@ -117,13 +92,9 @@ class Plan:
     has_whole_experts: bool = False
 
     @property
-    def tp_size(self) -> int:
-        return self.shape.tp_size
-
-    @property
     def num_gpus(self) -> int:
         """The GPUs of one replica, which has as many processes."""
-        return self.shape.num_gpus
+        return self.tp_size + (self.settings.mode in OWN_GPU)
 
     @property
     def tokens_per_s(self) -> float:
@@ -150,7 +121,7 @@ class Planner:
         self._reads_states = draft is not None and draft.num_read_numbers > 0
         self._longest = min(MAX_DRAFT_TOKENS, (draft and draft.num_block_tokens) or MAX_DRAFT_TOKENS)
         self._costs = cache(self._measure)
-        self._fits = cache(self._measure_fit)
+        self._fit = cache(self._measure_fit)
 
     def best_plans(self) -> list[Plan]:
         """The plan with the most tokens per second on the whole site, for each mode that fits, in the order
@@ -161,32 +132,25 @@ class Planner:
     def fits(self) -> list[tuple[Mode, int, Fit]]:
         """The memory of every mode and number of ranks, whether it fits or not."""
         return [
-            (mode, shape.tp_size, self._fit(mode, shape, 1))
+            (mode, tp_size, self._fit(mode, tp_size, 1))
             for mode in MODES
             if mode not in ("synchronous" if not self._reads_states else "asynchronous", "branches")
-            for shape in self._shapes(mode)
+            for tp_size in self._tp_sizes(mode)
         ]
 
-    def _shapes(self, mode: Mode) -> list[Shape]:
+    def _tp_sizes(self, mode: Mode) -> list[int]:
         if mode != "target only" and self._draft is None:
             return []
         if self._reads_states and mode in ("asynchronous", "branches"):
             return []
         most = self._site.gpus_per_node - (mode in OWN_GPU)
-        return [
-            shape_of(self._site, mode, tp_size)
-            for tp_size in self._target.tp_sizes(most)
-            if self._on_ranks(tp_size) is not None
-        ]
+        return [size for size in self._target.tp_sizes(most) if self._on_ranks(size) is not None]
 
     def _on_ranks(self, tp_size: int) -> ModelSize | None:
         """The target with its experts as so many ranks share them; None where they cannot."""
         block = 1 if self._draft is None else MAX_DRAFT_TOKENS + 1
         num_tokens = (self._site.max_num_seqs or TYPICAL_BATCH) * block
         return self._target.with_experts_for(tp_size, num_tokens, self._work.expert_parallel)
-
-    def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:
-        return self._fits(mode, shape.tp_size, num_draft_tokens)
 
     def _measure_fit(self, mode: Mode, tp_size: int, num_draft_tokens: int) -> Fit:
         target = self._on_ranks(tp_size)
@@ -205,30 +169,31 @@ class Planner:
 
     def _plans(self, mode: Mode) -> Iterator[Plan]:
         lengths = [0] if mode == "target only" else range(1, self._longest + 1)
-        for shape in self._shapes(mode):
-            target = self._on_ranks(shape.tp_size)
+        for tp_size in self._tp_sizes(mode):
+            target = self._on_ranks(tp_size)
             assert target is not None
+            num_replicas = self._site.gpus_per_node // (tp_size + (mode in OWN_GPU)) * self._site.num_nodes
             # Fewer prompts than replicas leave some without work.
-            num_replicas = min(shape.num_replicas, self._work.num_prompts)
+            num_replicas = min(num_replicas, self._work.num_prompts)
             for length in lengths if num_replicas else ():
-                room = self._fit(mode, shape, length)
+                room = self._fit(mode, tp_size, length)
                 most = min(room.most_rows, -(-self._work.num_prompts // num_replicas))
                 for num_rows in _batch_sizes(min(most, self._site.max_num_seqs or most)):
                     yield Plan(
                         settings=self._settings(mode, num_rows, length),
-                        shape=shape,
+                        tp_size=tp_size,
                         num_replicas=num_replicas,
                         most_rows=room.most_rows,
                         fit=room,
-                        prediction=self._predict(mode, shape, num_rows, length),
+                        prediction=self._predict(mode, tp_size, num_rows, length),
                         num_prompts=self._work.num_prompts,
                         output_tokens=self._work.output_tokens,
-                        has_whole_experts=shape.tp_size > 1 and target.has_whole_experts,
+                        has_whole_experts=tp_size > 1 and target.has_whole_experts,
                     )
 
-    def _predict(self, mode: Mode, shape: Shape, num_rows: int, num_draft_tokens: int) -> Prediction:
+    def _predict(self, mode: Mode, tp_size: int, num_rows: int, num_draft_tokens: int) -> Prediction:
         return predict(
-            self._costs(shape.tp_size, num_rows),
+            self._costs(tp_size, num_rows),
             self._settings(mode, num_rows, num_draft_tokens),
             prompt_tokens=self._work.prompt_tokens,
             output_tokens=self._work.output_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from specdist.lab.plan.advise import Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
-    fit_document,
     launch_of,
     longest_row,
     memory_table,
@@ -99,7 +97,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         },
         "acceptance": config.acceptance,
         "memory": [
-            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
+            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **dataclasses.asdict(fit)}
             for mode, tp_size, fit in fits
         ],
     }
@@ -107,7 +105,8 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     chosen = recommend(plans)
     if chosen is None:
         raise UserError(
-            f"--target {config.target} does not fit: {_room(target, site, work)}\n" + "\n".join(parts[1:])
+            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory "
+            "or a smaller model, or lower --prompt_tokens and --output_tokens\n" + "\n".join(parts[1:])
         )
     max_positions = min(model.max_positions for model in (target, draft) if model is not None)
     options = run_options(config, chosen, work, max_positions=max_positions)
@@ -135,18 +134,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
     }
     return "\n\n".join(parts), document
-
-
-def _room(target: ModelSize, site: Site, work: Work) -> str:
-    """What makes room for a sequence of the target alone, where the same arithmetic says so."""
-    remedies = ["choose a --gpu with more memory, or a smaller model"]
-    for remedy, other_site, other_work in (
-        ("lower --prompt_tokens and --output_tokens", site, replace(work, prompt_tokens=1, output_tokens=1)),
-        ("raise --gpus_per_node", replace(site, gpus_per_node=target.num_query_heads), work),
-    ):
-        if any(fit.most_rows for _, _, fit in Planner(target, None, other_site, other_work).fits()):
-            remedies.insert(0, remedy)
-    return ", or ".join(remedies)
 
 
 def _write_config(path: str, content: str) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.allocation import (
     BatchLimits,
+    CacheRoom,
     HeldModel,
     draft_limits,
     page_bytes_of,
@@ -33,17 +35,13 @@ class Share:
     """The memory of one GPU, in bytes.
 
     Attributes:
-        cache_bytes_per_row: cache of a sequence of the full length; ``whole_bytes_per_row``: if all layers
-            held all of it.
-        branch_bytes_per_row: cache of the draft's branches.
+        cache_bytes_per_row: cache of a sequence of the full length, with its branches.
         reserved_bytes: buffers of passes with ``most_rows`` running, or with one where none fits.
         usable_bytes: all but these and the driver's.
     """
 
     weight_bytes: int
     cache_bytes_per_row: int
-    whole_bytes_per_row: int
-    branch_bytes_per_row: int = 0
     reserved_bytes: int
     usable_bytes: int
     most_rows: int
@@ -62,33 +60,31 @@ class Fit:
         return min(share.most_rows for share in (self.target, self.draft) if share is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """Lengths and drafting of every row."""
-
-    row_tokens: int
-    num_draft_tokens: int
-    num_branches: int = 0
-    is_asynchronous: bool = False
-    num_state_numbers: int = 0
-
-    def limits(self, num_rows: int) -> BatchLimits:
-        """The limits of a job with this many running sequences."""
-        block_tokens = self.num_draft_tokens + 1
-        return BatchLimits(
-            scheduling=SchedulerSettings(
-                max_num_seqs=num_rows,
-                max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
-                max_draft_tokens=self.num_draft_tokens,
-                max_new_tokens=self.row_tokens,
-                max_seq_len=self.row_tokens,
-                seed=0,
-            ),
-            num_branch_slots=num_rows * self.num_branches,
-            max_branch_tokens=block_tokens if self.num_branches else 0,
-            is_asynchronous=self.is_asynchronous,
-            num_state_numbers=self.num_state_numbers,
-        )
+def _limits(
+    num_rows: int,
+    *,
+    row_tokens: int,
+    num_draft_tokens: int,
+    num_state_numbers: int,
+    num_branches: int = 0,
+    is_asynchronous: bool = False,
+) -> BatchLimits:
+    """The limits of a job with this many running sequences."""
+    block_tokens = num_draft_tokens + 1
+    return BatchLimits(
+        scheduling=SchedulerSettings(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
+            max_draft_tokens=num_draft_tokens,
+            max_new_tokens=row_tokens,
+            max_seq_len=row_tokens,
+            seed=0,
+        ),
+        num_branch_slots=num_rows * num_branches,
+        max_branch_tokens=block_tokens if num_branches else 0,
+        is_asynchronous=is_asynchronous,
+        num_state_numbers=num_state_numbers,
+    )
 
 
 def fit(
@@ -105,37 +101,31 @@ def fit(
 ) -> Fit:
     """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it. ``settings``:
     how tokens are drawn."""
-    drafts = draft is not None and mode != "target only"
+    draft = None if mode == "target only" else draft
     sampling = Sampling(has_top_p=settings.top_p < 1)
     if settings.is_greedy:
         sampling = Sampling(next_distributions="greedy")
-    work = _Work(
+    limits = partial(
+        _limits,
         row_tokens=row_tokens,
-        num_draft_tokens=num_draft_tokens if drafts else 0,
-        num_state_numbers=draft.num_read_numbers if draft is not None and drafts else 0,
+        num_draft_tokens=0 if draft is None else num_draft_tokens,
+        num_state_numbers=0 if draft is None else draft.num_read_numbers,
     )
     of_target = int(tp_size > 1)
-    if draft is None or mode == "target only":
-        return Fit(target=_share(gpu, work, sampling, of_target, target=target, tp_size=tp_size), draft=None)
-    if mode == "colocated":
-        both = _share(gpu, work, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
+    if draft is None or mode == "colocated":
+        both = _share(gpu, limits, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
         return Fit(target=both, draft=None)
-    drafting = _Work(
-        row_tokens=row_tokens,
-        num_draft_tokens=num_draft_tokens,
-        num_branches=num_branches,
-        is_asynchronous=mode in ("asynchronous", "branches"),
-        num_state_numbers=draft.num_read_numbers,
-    )
+    is_asynchronous = mode in ("asynchronous", "branches")
+    drafting = partial(limits, num_branches=num_branches, is_asynchronous=is_asynchronous)
     return Fit(
-        target=_share(gpu, work, sampling, of_target + 1, target=target, tp_size=tp_size),
+        target=_share(gpu, limits, sampling, of_target + 1, target=target, tp_size=tp_size),
         draft=_share(gpu, drafting, sampling, 1, draft=draft),
     )
 
 
 def _share(
     gpu: Gpu,
-    work: _Work,
+    limits_of: Callable[[int], BatchLimits],
     sampling: Sampling,
     num_communicators: int,
     *,
@@ -143,7 +133,8 @@ def _share(
     tp_size: int = 1,
     draft: ModelSize | None = None,
 ) -> Share:
-    """The GPU of the rank that needs the most: the target's rank 0, or the draft."""
+    """The GPU of the rank that needs the most: the target's rank 0, or the draft. ``limits_of``: so many
+    sequences."""
 
     def held(limits: BatchLimits, windowed: WindowedLayers | None = None) -> list[HeldModel]:
         models = []
@@ -155,8 +146,7 @@ def _share(
             models.append(HeldModel(size=draft, tp_size=1, limits=passes))
         return models
 
-    one = held(work.limits(1))
-    weight_bytes = sum(model.size.weight_bytes(model.tp_size) for model in one)
+    weight_bytes = sum(model.size.weight_bytes(model.tp_size) for model in held(limits_of(1)))
     if target is not None and draft is not None:
         weight_bytes -= draft.shared_bytes(tp_size)
     memory = DeviceMemory(
@@ -164,51 +154,43 @@ def _share(
         free_bytes=max(0, gpu.memory_bytes - gpu.reserved_bytes - weight_bytes),
     )
 
-    def reserved_bytes(num_rows: int) -> int:
-        limits = work.limits(num_rows)
-        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
-        assert room.needs is not None
-        return room.needs.total
-
-    def num_pages(num_rows: int, windowed: WindowedLayers | None) -> int:
-        limits = work.limits(num_rows)
+    def room(num_rows: int, windowed: WindowedLayers | None = None) -> CacheRoom:
+        limits = limits_of(num_rows)
         models = held(limits, windowed)
-        return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
+        return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators)
 
     def windowed_layers(num_rows: int) -> WindowedLayers | None:
         """The windowed layers, where the job gives them pages of their own."""
         windows = () if target is None else (layer.window for layer in target.layers)
-        window = longest_window(windows, work.row_tokens)
-        windowed = window and work.limits(num_rows).scheduling.windowed_layers(window, PAGE_SIZE)
-        if not windowed or num_pages(num_rows, windowed) < num_pages(num_rows, None):
+        scheduling = limits_of(num_rows).scheduling
+        window = longest_window(windows, scheduling.max_seq_len)
+        windowed = window and scheduling.windowed_layers(window, PAGE_SIZE)
+        if not windowed or room(num_rows, windowed).num_pages < room(num_rows).num_pages:
             return None
         return windowed
 
     def fits(num_rows: int) -> bool:
-        return num_pages(num_rows, windowed_layers(num_rows)) >= work.limits(num_rows).num_seq_pages
+        num_pages = room(num_rows, windowed_layers(num_rows)).num_pages
+        return num_pages >= limits_of(num_rows).num_seq_pages
 
-    def cache_bytes(num_rows: int, windowed: WindowedLayers | None) -> int:
-        limits = work.limits(num_rows)
+    def cache_bytes(num_rows: int, windowed: WindowedLayers | None = None) -> int:
+        limits = limits_of(num_rows)
         models = held(limits, windowed)
         followed = (limits.num_seq_pages + limits.num_branch_pages) * page_bytes_of(models)
         return sum(model.fixed_bytes for model in models) + followed
 
     most_rows = _largest(fits)
     num_rows = max(1, most_rows)
-    reserved = reserved_bytes(num_rows)
-    branch_bytes = work.limits(1).num_branch_pages * page_bytes_of(one)
-    if draft is not None:
-        branch_bytes += work.limits(1).num_branch_slots * one[-1].slot_bytes
-    whole = cache_bytes(2, None) - cache_bytes(1, None) - branch_bytes
-    windowed = windowed_layers(num_rows)
+    needs = room(num_rows).needs
+    assert needs is not None
     return Share(
         weight_bytes=weight_bytes,
         # Pages of windowed layers are also those of a batch's chunks.
-        cache_bytes_per_row=min(whole, cache_bytes(num_rows, windowed) // num_rows - branch_bytes),
-        whole_bytes_per_row=whole,
-        branch_bytes_per_row=branch_bytes,
-        reserved_bytes=reserved,
-        usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
+        cache_bytes_per_row=min(
+            cache_bytes(2) - cache_bytes(1), cache_bytes(num_rows, windowed_layers(num_rows)) // num_rows
+        ),
+        reserved_bytes=needs.total,
+        usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - needs.total,
         most_rows=most_rows,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import yaml
@@ -35,9 +35,7 @@ PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
-    """The memory of every GPU in GiB, and how many sequences of the full length fit. Where layers hold a
-    window alone, also what all of a sequence would take in all layers."""
-    has_windows = any(fit.target.whole_bytes_per_row > fit.target.cache_bytes_per_row for _, _, fit in fits)
+    """The memory of every GPU in GiB, and how many sequences of the full length fit."""
     rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
@@ -52,10 +50,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
                     "weights": _gib(share.weight_bytes),
                     "reserved": _gib(share.reserved_bytes),
                     "usable": _gib(share.usable_bytes),
-                    "cache per sequence": _gib(
-                        share.cache_bytes_per_row + share.branch_bytes_per_row, digits=4
-                    ),
-                    **({"all of it": _gib(share.whole_bytes_per_row, digits=4)} if has_windows else {}),
+                    "cache per sequence": _gib(share.cache_bytes_per_row, digits=4),
                     "max sequences": share.most_rows,
                     "": ("fits" if fit.most_rows else "does not fit") if first else "",
                 }
@@ -105,40 +100,30 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
         else f"A target pass takes the time of reading the weights for up to about {free_tokens:.0f} tokens; "
         "beyond that, its time grows with the number of tokens"
     )
+    limit += f"; its passes have {chosen.prediction.tokens_per_pass:.0f}."
     plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
-    others = [plan for plan in plans if plan.settings.mode != "target only"]
-    if plain is not None and chosen is plain:
-        if not others:
-            return f"Target only: there is no draft, or none fits. {limit}."
-        best = max(others, key=lambda plan: plan.tokens_per_s)
+    best = max(plans, key=lambda plan: plan.tokens_per_s)
+    if chosen is plain:
+        if len(plans) == 1:
+            return f"Target only: there is no draft, or none fits. {limit}"
         return (
-            f"Do not speculate: plain decoding with {plain.settings.num_rows} sequences gives "
-            f"{plain.tokens_per_s:,.0f} tokens/s, and the best speculative setting gives "
-            f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; "
-            f"worthwhile from {WORTHWHILE:g} on). {limit}."
+            f"Do not speculate: plain decoding with {_setting(plain)} gives {plain.tokens_per_s:,.0f} "
+            f"tokens/s, and {NAMES[best.settings.mode]} {best.tokens_per_s / plain.tokens_per_s:.2f} times "
+            f"that (worthwhile from {WORTHWHILE:g} on). {limit}"
         )
     name = NAMES[chosen.settings.mode]
-    sentences = [f"{name[0].upper()}{name[1:]} with {_setting(chosen)}"]
-    if plain is None:
-        sentences.append("plain decoding does not fit")
-    else:
-        sentences.append(
+    gain = "plain decoding does not fit"
+    if plain is not None:
+        per_gpu = chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu
+        gain = (
             f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the "
-            f"same nodes ({chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu:.2f} times per GPU used)"
+            f"same nodes ({per_gpu:.2f} times per GPU used)"
         )
-    text = ": ".join(sentences) + f". {limit}; its passes have {chosen.prediction.tokens_per_pass:.0f}."
+    text = f"{name[0].upper()}{name[1:]} with {_setting(chosen)}: {gain}. {limit}"
     if chosen.settings.mode == "branches":
         text += (
             f" It takes {chosen.settings.num_branches} branches per sequence that catch "
             f"{chosen.settings.caught:.0%} of the misses, an assumption (--caught)."
-        )
-    better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu]
-    if better:
-        most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
-        text += (
-            f" Per GPU, {NAMES[most.settings.mode]} with {_setting(most)} gives more "
-            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): choose it if other jobs can "
-            "use the remaining GPUs."
         )
     return text
 
@@ -236,48 +221,19 @@ def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> st
 
 def plan_document(plan: Plan, gpu_price: float | None = None) -> dict[str, Any]:
     """A plan for programs: bytes, seconds and counts."""
-    settings, found = plan.settings, plan.prediction
+    names = (
+        "tp_size", "num_gpus", "num_replicas", "num_prompts", "has_whole_experts", "most_rows",
+        "tokens_per_s", "tokens_per_s_per_gpu", "hours",
+    )  # fmt: skip
     price = price_per_million(gpu_price, plan.tokens_per_s_per_gpu)
     return {
-        "mode": settings.mode,
-        "tp_size": plan.tp_size,
-        "num_gpus": plan.num_gpus,
-        "num_replicas": plan.num_replicas,
-        "num_prompts": plan.num_prompts,
+        **asdict(plan.settings),
+        "num_branches": plan.settings.num_branches,
+        **asdict(plan.prediction),
+        **{name: getattr(plan, name) for name in names},
         "num_processes": plan.num_gpus,
-        "has_whole_experts": plan.has_whole_experts,
-        "num_rows": settings.num_rows,
-        "most_rows": plan.most_rows,
-        "num_draft_tokens": settings.num_draft_tokens,
-        "num_branches": settings.num_branches,
-        "tokens_per_s": plan.tokens_per_s,
-        "tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
         **({} if price is None else {"price_per_million_tokens": price}),
-        "hours": plan.hours,
-        "tokens_per_round": found.tokens_per_round,
-        "round_s": found.round_s,
-        "target_share": found.target_share,
-        "draft_share": found.draft_share,
-        "prefill_share": found.prefill_share,
-        "state_bytes_per_round": found.state_bytes_per_round,
-        "memory": fit_document(plan.fit),
-    }
-
-
-def fit_document(fit: Fit) -> dict[str, Any]:
-    """The memory of a plan for programs, in bytes."""
-    return {
-        role: None
-        if share is None
-        else {
-            "weight_bytes": share.weight_bytes,
-            "reserved_bytes": share.reserved_bytes,
-            "usable_bytes": share.usable_bytes,
-            "cache_bytes_per_row": share.cache_bytes_per_row + share.branch_bytes_per_row,
-            "whole_bytes_per_row": share.whole_bytes_per_row + share.branch_bytes_per_row,
-            "most_rows": share.most_rows,
-        }
-        for role, share in (("target", fit.target), ("draft", fit.draft))
+        "memory": asdict(plan.fit),
     }
 
 

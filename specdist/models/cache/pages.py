@@ -231,17 +231,6 @@ class PageTable:
                     self._free.append(page)
         self._slots[slot] = None
 
-    def forget_contents(self) -> None:
-        """The passes that should have written the shared pages have failed: no new sequence may find them."""
-        self._page_of_key.clear()
-        self._key_of_page.clear()
-        self._free += self._evictable
-        self._evictable.clear()
-        if self._windowed is not None:
-            self._windowed.forget_contents()
-        if self._states is not None:
-            self._states.forget_contents()
-
     def drain_updates(self) -> PageUpdates:
         """Changes of the page table since the last call, for the models' copies of it."""
         changes, self._changes = self._changes, []

@@ -103,10 +103,6 @@ class PrefixStates:
         if key in self._kept:
             self._free.append(self._kept.pop(key))
 
-    def forget_contents(self) -> None:
-        self._free += self._kept.values()
-        self._kept.clear()
-
     def drain(self) -> list[Copy]:
         """The copies around the pass that is planned: before it those that sequences begin with, after it
         those that are kept."""

@@ -139,10 +139,6 @@ class WindowedPages:
             del self._unseen[page]
             self._free.append(self._beside.pop(page))
 
-    def forget_contents(self) -> None:
-        for page in list(self._unseen):
-            self.forget(page)
-
     def _first_seen(self, position: int) -> int:
         """The column of the first key that a token there sees."""
         return max(0, position - self._window + 1) // self._page_size

@@ -28,7 +28,7 @@ from specdist.models.passes.graphs import Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, RecurrentStates
-from specdist.sampling.draft_draws import DraftDraws
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from specdist.utils.trial import tolerance_of
 

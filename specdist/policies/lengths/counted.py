@@ -4,19 +4,15 @@ the blocks before."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
-    AMOUNT,
     COUNT,
     FIRST_DRAFT_TOKENS,
-    FIRST_LENGTHS,
     MAX_DRAFT_TOKENS,
     SHARE,
-    Grid,
     RegisteredPolicy,
     policy_option,
     shared_option,
@@ -29,8 +25,10 @@ GAUTAM_2025 = Reference(
     title="Token-Driven GammaTune: Adaptive Calibration for Enhanced Speculative Decoding",
     arxiv="2504.00030",
 )
-# The numbers of transformers' heuristic.
+# The numbers of transformers' heuristic, and the fewest draft tokens of a block, GammaTune's γ_min.
 GROWTH, SHRINKAGE, FEWEST = 2, 1, 1
+# GammaTune's δ, which the paper does not give.
+BONUS = 2.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class FixedLength(RegisteredPolicy):
     name = "fixed"
     drafts = "always K tokens"
     papers = (LEVIATHAN_2023,)
-    grid: ClassVar[Grid] = {"num_draft_tokens": (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20)}
 
     @property
     def max_draft_tokens(self) -> int:
@@ -62,7 +59,6 @@ class HfHeuristic(RegisteredPolicy):
     max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
     name = "hf_heuristic"
     drafts = "2 more after a block that was accepted whole, else 1 less (transformers)"
-    grid: ClassVar[Grid] = {"num_draft_tokens": FIRST_LENGTHS}
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -94,28 +90,18 @@ class GammaTune(RegisteredPolicy):
 
     The paper has this twice, and not alike. These lines are the prose of section 4.1, where "an augmentation
     heuristic increases A". Line 2 of its Algorithm 1, as printed, puts A + δ into γ, which line 5 overwrites
-    with ceil(w): the bonus is lost, w never exceeds γ, and a length can only fall. ``length_bonus`` 0 is that
-    reading.
+    with ceil(w): the bonus is lost, w never exceeds γ, and a length can only fall.
 
     A block may be shorter than γ, at a sequence's end or where the draft does not work so far ahead. Then
     "all of the block" means the drafted tokens, as in transformers' heuristic.
     """
 
     num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
-    min_draft_tokens: int = policy_option(1, COUNT, symbol="γ_min", help="fewest draft tokens of a block")
     max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
-    length_bonus: float = policy_option(
-        2.0, AMOUNT, symbol="δ", help="added to the accepted tokens of a block that was accepted whole"
-    )
     length_rate: float = policy_option(0.5, SHARE, symbol="η", help="weight of the last block in the average")
     name = "gammatune"
     drafts = "a moving average of what was accepted, δ more for a block accepted whole"
     papers = (GAUTAM_2025,)
-    grid: ClassVar[Grid] = {
-        "num_draft_tokens": FIRST_LENGTHS,
-        "length_bonus": (0.5, 1.0, 2.0, 4.0),
-        "length_rate": (0.25, 0.5, 0.75),
-    }
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -126,11 +112,11 @@ class GammaTune(RegisteredPolicy):
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         is_whole_R = blocks.num_accepted_R == blocks.num_drafted_R
-        accepted_R = blocks.num_accepted_R + np.where(is_whole_R, self.length_bonus, 0.0)
+        accepted_R = blocks.num_accepted_R + np.where(is_whole_R, BONUS, 0.0)
         windows_R = blocks.histories_RH[:, 0]
         # In this form a window that is where it is drawn to stays there to the last bit, below the ceiling.
         windows_R = windows_R + self.length_rate * (accepted_R - windows_R)
-        return np.clip(windows_R, self.min_draft_tokens, self.max_draft_tokens)[:, None]
+        return np.clip(windows_R, FEWEST, self.max_draft_tokens)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +134,6 @@ class GammaTunePlus(GammaTune):
     )
     name = "gammatune_plus"
     drafts = "the same, and ends a block where the likeliest token falls below τ"
-    grid: ClassVar[Grid] = {
-        "length_bonus": (1.0, 2.0, 4.0),
-        "length_rate": (0.25, 0.5, 0.75),
-        "stop_probability": (0.2, 0.4, 0.6, 0.8),
-    }
     uses_features = True
 
     def wants(self, rows: DraftSequences) -> np.ndarray:

@@ -17,10 +17,6 @@ is not linear in tokens: the first token of a block may cost as much as five.
   decided then, before the first draw, by the draft's confidence at every place, calibrated on verified
   tokens; g is the best rate that this round can reach.
 
-A trained acceptance head knows more of a token than its features do, but only after the pass over it, which
-draws the next one. So the acceptance of the last token of a block is estimated from its features, and that of
-the tokens before it from the head's estimates as well, calibrated on verified tokens.
-
 No threshold needs tuning. R sequences to decide for, D steps, C tokens of several sequences, one after the
 other.
 """
@@ -36,21 +32,17 @@ import numpy as np
 from specdist.policies.base import (
     DraftFeatures,
     DraftSequences,
-    HeadKind,
     RoundContext,
     VerifiedBlocks,
     VerifiedTokens,
 )
 from specdist.policies.calibration import (
-    NUM_FEATURES,
     PRIOR_WEIGHTS,
     PRIOR_WEIGHTS_OF_PLACES,
-    PRIOR_WEIGHTS_WITH_HEAD,
     AcceptanceModel,
     Forecast,
     place_features,
     token_features,
-    with_head,
 )
 from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, OptionInfo, RegisteredPolicy
@@ -151,26 +143,16 @@ class Goodput(RegisteredPolicy):
     papers = (LIU_2024,)
     own_options: ClassVar[Mapping[str, OptionInfo]] = {"max_draft_tokens": MAX_DRAFT_TOKENS}
     needs_costs = True
-    optional_head: ClassVar[HeadKind | None] = "acceptance"
     uses_features = True
     is_for_batch = True
     max_draft_tokens: int = 0
 
-    def __init__(
-        self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool, reads_head: bool = False
-    ) -> None:
-        """
-        Args:
-            is_coupled: target and draft draw with the same noise, or without any (greedy).
-            reads_head: the draft carries an acceptance head.
-        """
+    def __init__(self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool) -> None:
+        """``is_coupled``: target and draft draw with the same noise, or without any (greedy)."""
         self.max_draft_tokens = max_draft_tokens
         self._costs = costs
-        self.reads_head = reads_head
         self._acceptance = AcceptanceModel(PRIOR_WEIGHTS[is_coupled])
-        # The models of tokens with a head's estimate, and of places of a block drafter's blocks, if there is
-        # one.
-        self._acceptance_by_head = AcceptanceModel(PRIOR_WEIGHTS_WITH_HEAD)
+        # The model of places of a block drafter's blocks, if there is one.
         self._acceptance_at_places = AcceptanceModel(PRIOR_WEIGHTS_OF_PLACES)
         self._has_blocks = False
         self._forecast = Forecast()
@@ -182,9 +164,6 @@ class Goodput(RegisteredPolicy):
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
-        # The same without the last token, and the features of that one, with a head.
-        self._resolved = np.zeros(0)
-        self._last = np.zeros((0, NUM_FEATURES))
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -233,7 +212,8 @@ class Goodput(RegisteredPolicy):
         num_rows, starts_C = len(lengths_R), (lengths_R.cumsum() - lengths_R).repeat(lengths_R)
         counts = np.arange(len(starts_C) + 1)
         logs = np.zeros(len(counts))
-        np.log(self._chances(features, counts[:-1] - starts_C)).cumsum(out=logs[1:])
+        chances_C = self._acceptance.predict(_known(features, counts[:-1] - starts_C))
+        np.log(chances_C).cumsum(out=logs[1:])
         survival_C = np.exp(logs[1:] - logs[starts_C])
         pass_ns, bare_ns = self._passes_ns(round, counts)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
@@ -287,10 +267,7 @@ class Goodput(RegisteredPolicy):
         """Learn from the tokens that the target has verified."""
         if not len(tokens.depths_C):
             return
-        known_CF = _known(tokens.features, tokens.depths_C)
-        self._acceptance.observe(known_CF, tokens.is_accepted_C)
-        index, found_CF = self._with_estimates(tokens.features, known_CF)
-        self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
+        self._acceptance.observe(_known(tokens.features, tokens.depths_C), tokens.is_accepted_C)
         estimates_C = tokens.features.estimates
         if not self._has_blocks or estimates_C is None:
             self._forecast.observe(int(tokens.is_accepted_C.sum()), len(tokens.is_accepted_C))
@@ -306,10 +283,8 @@ class Goodput(RegisteredPolicy):
         could reach."""
         size = int(rows.draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
-            self._survival, self._resolved = np.zeros(size), np.zeros(size)
-            self._worth = np.zeros((size, self.max_draft_tokens))
-            self._last = np.zeros((size, NUM_FEATURES))
-        self._survival[rows.draft_slots_R] = self._resolved[rows.draft_slots_R] = rows.reach_R
+            self._survival, self._worth = np.zeros(size), np.zeros((size, self.max_draft_tokens))
+        self._survival[rows.draft_slots_R] = rows.reach_R
         # Histories would be of confident places alone.
         forecast_R = self._forecast.of_rows(*(rows.histories_RH * (not self._has_blocks)).T)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
@@ -330,27 +305,15 @@ class Goodput(RegisteredPolicy):
 
     def _see(self, rows: DraftSequences, features: DraftFeatures) -> np.ndarray:
         """[D, R]: the probability that each chain is accepted up to each of its last tokens, by what was
-        known of it then; a head may have given its estimate of the token before."""
+        known of it then."""
         draft_slots_R, shape = rows.draft_slots_R, features.entropies.shape
         depths_D = rows.num_drafted - shape[0] + np.arange(shape[0])
-        flat = DraftFeatures(*(each.ravel() for each in features.stacked()))
-        known_CF = _known(flat, depths_D.repeat(shape[1]))
-        chances_DR = self._acceptance.predict(known_CF).reshape(shape)
-        if not self.reads_head:
-            chances_DR[0] *= self._survival[draft_slots_R]
-            survival_DR: np.ndarray = chances_DR.cumprod(axis=0)
-            self._survival[draft_slots_R] = survival_DR[-1]
-            return survival_DR
-        by_head_DR, known_DRF = np.ones(shape), known_CF.reshape(*shape, NUM_FEATURES)
-        if rows.earlier_estimates_DR is not None:
-            before_DRF = np.concatenate([self._last[None, draft_slots_R], known_DRF[:-1]])
-            is_known_DR = ~np.isnan(rows.earlier_estimates_DR)
-            found_CF = with_head(before_DRF[is_known_DR], rows.earlier_estimates_DR[is_known_DR])
-            by_head_DR[is_known_DR] = self._acceptance_by_head.predict(found_CF)
-        by_head_DR[0] *= self._resolved[draft_slots_R]
-        resolved_DR = by_head_DR.cumprod(axis=0)
-        self._resolved[draft_slots_R], self._last[draft_slots_R] = resolved_DR[-1], known_DRF[-1]
-        return resolved_DR * chances_DR
+        flat = DraftFeatures(*features.stacked.reshape(3, -1))
+        chances_DR = self._acceptance.predict(_known(flat, depths_D.repeat(shape[1]))).reshape(shape)
+        chances_DR[0] *= self._survival[draft_slots_R]
+        survival_DR: np.ndarray = chances_DR.cumprod(axis=0)
+        self._survival[draft_slots_R] = survival_DR[-1]
+        return survival_DR
 
     def _most_steps(self, round: RoundContext, num_drafted: int) -> int:
         """The number of further steps that the round has room for."""
@@ -374,21 +337,6 @@ class Goodput(RegisteredPolicy):
         if value_AS[best_row, best_step] > 0:
             pays_A[order_A[: best_row + 1]] = True
         return pays_A
-
-    def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
-        known_CF = _known(features, depths_C)
-        chances_C = self._acceptance.predict(known_CF)
-        index, found_CF = self._with_estimates(features, known_CF)
-        if len(index):
-            chances_C[index] = self._acceptance_by_head.predict(found_CF)
-        return chances_C
-
-    def _with_estimates(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The indices of the tokens whose estimates are known, and their features with the estimates."""
-        if not self.reads_head or features.estimates is None:
-            return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
-        index = np.flatnonzero(~np.isnan(features.estimates))
-        return index, with_head(known_CF[index], features.estimates[index])
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray | int) -> np.ndarray:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from specdist.policies.base import DraftSequences
-from specdist.policies.lengths.thresholds import NINTHS
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
-    Grid,
     RegisteredPolicy,
     policy_option,
     shared_option,
@@ -55,7 +52,6 @@ class SpecDecPlusPlus(RegisteredPolicy):
     name = "specdecpp"
     drafts = "until a rejection before the last token is likelier than h, by the acceptance head's estimates"
     papers = (HUANG_2024,)
-    grid: ClassVar[Grid] = {"stop_threshold": NINTHS}
     reads_head = True
     head_kind = "acceptance"
     # The probability that all of a draft slot's block is accepted.
@@ -107,7 +103,6 @@ class Sprinter(RegisteredPolicy):
     name = "sprinter"
     drafts = "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
     papers = (ZHONG_2025,)
-    grid: ClassVar[Grid] = {"verifier_threshold": NINTHS}
     reads_head = True
     head_kind = "verifier"
     needs_last_estimate = True

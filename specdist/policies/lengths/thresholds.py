@@ -4,7 +4,6 @@ AdaEDL. The token is kept."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from specdist.policies.options import (
     AMOUNT,
     MAX_DRAFT_TOKENS,
     SHARE,
-    Grid,
     RegisteredPolicy,
     policy_option,
     shared_option,
@@ -46,10 +44,9 @@ AGRAWAL_2024 = Reference(
     "via an Entropy-based Lower Bound on Token Acceptance Probability",
     arxiv="2410.18351",
 )
-NINTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Columns of the history of a threshold that moves.
 ACCEPTANCE, THRESHOLD = 0, 1
-# Draft & Verify's step, factor of the threshold and factor of the acceptance rate, which it does not vary.
+# Step of the threshold (ε), and factors of its and of the acceptance rate's moving averages (β2, β1).
 STEP, MOMENTUM, ACCEPTANCE_MOMENTUM = 0.01, 0.9, 0.5
 
 
@@ -82,7 +79,6 @@ class ConfidenceThreshold(ThresholdPolicy):
     name = "confidence"
     drafts = "until the draft gives the drawn token less than this probability (transformers)"
     papers = (MAMOU_2024,)
-    grid: ClassVar[Grid] = {"stop_probability": NINTHS}
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
         return features.probabilities >= self.stop_probability
@@ -103,7 +99,6 @@ class Svip(ThresholdPolicy):
     name = "svip"
     drafts = "until the square root of the draft's entropy (nats) exceeds h"
     papers = (ZHANG_2024,)
-    grid: ClassVar[Grid] = {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)}
 
     def goes_on(self, features: DraftFeatures, histories_RH: np.ndarray) -> np.ndarray:
         return np.sqrt(features.entropies) <= self.stop_root_entropy
@@ -125,7 +120,6 @@ class DraftVerify(ThresholdPolicy):
     name = "draft_verify"
     drafts = "until the draft gives the drawn token less than γ, which follows the sequence's acceptance"
     papers = (ZHANG_2023,)
-    grid: ClassVar[Grid] = {"stop_probability": (0.2, 0.4, 0.6, 0.8), "target_acceptance": (0.7, 0.9)}
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -135,13 +129,7 @@ class DraftVerify(ThresholdPolicy):
         return features.probabilities >= histories_RH[:, THRESHOLD]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        return moved_histories(
-            blocks,
-            step=STEP,
-            momentum=MOMENTUM,
-            target_acceptance=self.target_acceptance,
-            acceptance_momentum=ACCEPTANCE_MOMENTUM,
-        )
+        return moved_histories(blocks, self.target_acceptance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,19 +145,11 @@ class AdaEdl(ThresholdPolicy):
     stop_bound: float = policy_option(
         0.4, SHARE, symbol="first λ", help="first threshold of 1 - sqrt(entropy_factor * entropy)"
     )
-    stop_bound_step: float = policy_option(
-        0.01, SHARE, symbol="ε", help="step of the threshold after a block"
-    )
-    stop_bound_momentum: float = policy_option(0.9, SHARE, symbol="β2", help="EMA factor of the threshold")
     entropy_factor: float = policy_option(0.2, AMOUNT, symbol="γ", help="factor of the entropy in the bound")
     target_acceptance: float = policy_option(0.9, SHARE, symbol="α", help="acceptance rate to keep")
-    acceptance_momentum: float = policy_option(
-        0.5, SHARE, symbol="β1", help="EMA factor of the acceptance rate"
-    )
     name = "adaedl"
     drafts = "until 1 - sqrt(γ entropy) falls below λ, which follows the sequence's acceptance"
     papers = (AGRAWAL_2024,)
-    grid: ClassVar[Grid] = {"stop_bound": NINTHS}
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -179,25 +159,12 @@ class AdaEdl(ThresholdPolicy):
         return 1 - np.sqrt(self.entropy_factor * features.entropies) >= histories_RH[:, THRESHOLD]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        return moved_histories(
-            blocks,
-            step=self.stop_bound_step,
-            momentum=self.stop_bound_momentum,
-            target_acceptance=self.target_acceptance,
-            acceptance_momentum=self.acceptance_momentum,
-        )
+        return moved_histories(blocks, self.target_acceptance)
 
 
-def moved_histories(
-    blocks: VerifiedBlocks,
-    *,
-    step: float,
-    momentum: float,
-    target_acceptance: float,
-    acceptance_momentum: float,
-) -> np.ndarray:
-    """[R, 2]: (A, λ) after these blocks, by the rule of Draft & Verify, which AdaEDL took over: up while too
-    little is accepted, which drafts less, and down again.
+def moved_histories(blocks: VerifiedBlocks, target_acceptance: float) -> np.ndarray:
+    """[R, 2]: (A, λ) after these blocks, by the rule of Draft & Verify, which AdaEDL took over with its
+    numbers: up while too little is accepted, which drafts less, and down again.
 
         A  <- β1 A + (1 - β1) accepted / drafted
         λ' =  λ + ε if A <= α else λ - ε
@@ -205,6 +172,6 @@ def moved_histories(
     """
     shares_R = blocks.num_accepted_R / blocks.num_drafted_R
     acceptances_R, thresholds_R = blocks.histories_RH.T
-    acceptances_R = acceptance_momentum * acceptances_R + (1 - acceptance_momentum) * shares_R
-    moved_R = thresholds_R + step * np.where(acceptances_R <= target_acceptance, 1, -1)
-    return np.stack([acceptances_R, momentum * thresholds_R + (1 - momentum) * moved_R], axis=1)
+    acceptances_R = ACCEPTANCE_MOMENTUM * acceptances_R + (1 - ACCEPTANCE_MOMENTUM) * shares_R
+    moved_R = thresholds_R + STEP * np.where(acceptances_R <= target_acceptance, 1, -1)
+    return np.stack([acceptances_R, MOMENTUM * thresholds_R + (1 - MOMENTUM) * moved_R], axis=1)

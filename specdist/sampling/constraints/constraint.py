@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from specdist.sampling.constraints.numbers import exact_float
-from specdist.sampling.constraints.places import ConstraintError, schema_place
-from specdist.sampling.constraints.schemas import kept_schema
+from specdist.sampling.constraints.schemas import ConstraintError, exact_float, kept_schema
 from specdist.utils.errors import UserError
 
 # The error of a place where llguidance allows nothing: after the last letter of a rule that nothing matches,
@@ -70,10 +68,10 @@ class Constraint:
 
     @cached_property
     def grammar(self) -> str:
-        """The grammar as llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot
-        be compiled."""
+        """The grammar as llguidance takes it. Raises :class:`ConstraintError` if it cannot be compiled."""
         try:
-            return self._compiled()
+            grammar: str = getattr(self, f"_{self.kind}")()
+            error = error_of(grammar)
         except RecursionError as error:
             raise ConstraintError("it is nested too deeply") from error
         except ConstraintError:
@@ -81,23 +79,16 @@ class Constraint:
         except ValueError as error:
             # One cause is text that is not Unicode.
             raise ConstraintError(reason_of(str(error))) from error
-
-    def _compiled(self) -> str:
-        grammar: str = getattr(self, f"_{self.kind}")()
-        error = error_of(grammar)
-        if error is None:
-            return grammar
-        if self.kind != "json_schema":
+        if error is not None:
             raise ConstraintError(error)
-
-        def has_error(part: Any) -> bool:
-            return isinstance(part, dict) and error_of(_schema_grammar(part)) == error
-
-        place = schema_place(kept_schema(self._schema), has_error)
-        raise ConstraintError(f"at {place}: {error}")
+        return grammar
 
     def _json_schema(self) -> str:
-        return _schema_grammar(kept_schema(self._schema))
+        from llguidance import LLMatcher
+
+        text = json.dumps(kept_schema(self._schema), ensure_ascii=False)
+        text.encode()
+        return LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM)
 
     @property
     def _schema(self) -> Any:
@@ -141,14 +132,6 @@ class Constraint:
         if not isinstance(self.value, str) or not self.value:
             raise ConstraintError("it must be a text, and not empty")
         return self.value
-
-
-def _schema_grammar(schema: Any) -> str:
-    from llguidance import LLMatcher
-
-    text = json.dumps(schema, ensure_ascii=False)
-    text.encode()
-    return LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM)
 
 
 def _parsed(text: str) -> Any:

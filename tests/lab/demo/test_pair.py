@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.lab.demo import pair
 from specdist.lab.demo.config import PairConfig
-from specdist.lab.demo.pair import train_demo
-from specdist.lab.demo.text import NUM_PROMPTS, Document, load_documents
+from specdist.lab.demo.pair import NUM_PROMPTS, Document, load_documents, train_demo
 
 STRANGE_TEXT = "héllo  wörld\n\n\tif x:  # 日本 \N{SNOWMAN}\n"
 Parts = tuple[list[Document], list[Document]]

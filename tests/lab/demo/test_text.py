@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdist.lab.demo.text import NUM_PROMPTS, cut_prompts, load_documents
+from specdist.lab.demo.pair import NUM_PROMPTS, cut_prompts, load_documents
 from specdist.utils.errors import UserError
 
 MODULE = '''"""A module about {name}."""

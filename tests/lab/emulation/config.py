@@ -10,7 +10,7 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.registry import HEAD_POLICIES, OPTIONS
+from specdist.policies.registry import HEAD_KINDS, OPTIONS
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Rule, check_options, within
 
@@ -30,7 +30,7 @@ VOCABULARY = Rule(
     f"must be a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",
 )
 # The emulated policies that need no trained head.
-POLICIES = tuple(name for name in OPTIONS if name not in HEAD_POLICIES)
+POLICIES = tuple(name for name in OPTIONS if name not in HEAD_KINDS)
 
 
 @dataclass(kw_only=True)
@@ -131,7 +131,22 @@ class EmulationConfig:
     def choices(self) -> list[PolicyChoice]:
         """The settings of ``--policies``, each once. Raises :class:`UserError` as the main job does."""
         choices = [policy_choice(entry) for entry in self.policies or []]
-        return list({choice.label: choice for choice in choices}.values())
+        return list({label_of(choice): choice for choice in choices}.values())
+
+
+def label_of(choice: PolicyChoice) -> str:
+    """The policy in tables, with its options that are not defaults and the length of its first block."""
+    length = choice.first_length
+    if choice.policy in ("none", "fixed"):
+        return TARGET_ONLY if choice.policy == "none" else f"K = {length}"
+    changed = [
+        f"{name}={value:g}"
+        for name, value in choice.options.items()
+        if name not in ("num_draft_tokens", "max_draft_tokens")
+        and value != OPTIONS[choice.policy][name].default
+    ]
+    label = " ".join([choice.policy, *changed])
+    return label if length is None else f"{label} from {length}"
 
 
 def policy_choice(entry: str) -> PolicyChoice:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from specdist.engine.draft.channels import ToRank
+from specdist.engine.draft.client import ToRank
 from specdist.engine.messages import link
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.ranks.topology import Topology, join_world

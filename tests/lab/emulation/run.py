@@ -36,7 +36,7 @@ from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_async
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.emulation import virtual
-from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig, label_of
 from tests.lab.emulation.draft_rank import DraftRank, torch_threads
 from tests.lab.emulation.markov import PairSettings, markov_pair
 from tests.lab.emulation.results import EmulationResult, Measured, Outcome
@@ -226,7 +226,7 @@ class Emulation:
         return Outcome(
             batch_size=case.batch_size,
             mode=case.mode,
-            policy=case.choice.label,
+            policy=label_of(case.choice),
             num_gpus=config.tp_size + case.has_own_gpu,
             num_branches=ahead.num_branches,
             tokens_per_s=num_tokens / seconds,
@@ -270,7 +270,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
             found[number % len(cases)].append(outcome)
             logger.info(
                 "%d of %d: batch %d, %s, %s: %.1f tokens/s",
-                *(number + 1, len(cases) * num_repeats, case.batch_size, case.mode, case.choice.label),
+                *(number + 1, len(cases) * num_repeats, case.batch_size, case.mode, label_of(case.choice)),
                 outcome.tokens_per_s,
             )
     result = EmulationResult(

@@ -25,7 +25,7 @@ from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.static_runs import DraftedRun
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
-from specdist.sampling.draft_draws import DraftDraws
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovModel

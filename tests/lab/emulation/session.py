@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import serve_draft
+from specdist.engine.draft.client import serve_draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages import link
 from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
@@ -131,7 +131,6 @@ class ObservedDraft:
 class ObservedTarget:
     """A target that notes when its passes begin."""
 
-    is_single_rank = True
     traffic = Traffic()
 
     def __init__(self, target: Target, device: EmulatedDevice) -> None:

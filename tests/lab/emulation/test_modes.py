@@ -13,7 +13,7 @@ from specdist.config.arguments import parse_arguments
 from specdist.engine.request import Completion
 from specdist.utils.errors import UserError
 from tests.lab.emulation.__main__ import main
-from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.config import EmulationConfig, label_of
 from tests.lab.emulation.draft_rank import DraftRank
 from tests.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
 from tests.lab.emulation.run import Emulation
@@ -37,7 +37,7 @@ def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[st
     with DraftRank(emulation.draft_server) as rank:
         replica = emulation.replica(rank)
         for case in emulation.cases():
-            completions = found.setdefault(f"{case.mode}, {case.choice.label}", [])
+            completions = found.setdefault(f"{case.mode}, {label_of(case.choice)}", [])
             outcome, run = emulation.measure(replica, case, completions.append)
             assert len(run.times.lengths_R) == 40
             assert outcome.measured is not None and 0 <= outcome.measured.exposed_share < 1

@@ -11,8 +11,8 @@ from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import Placement
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.sizes.sizes import ModelSize
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import PairSettings, markov_pair

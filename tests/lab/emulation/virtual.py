@@ -14,8 +14,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.channels import InProcess
-from specdist.engine.draft.client import Draft
+from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest

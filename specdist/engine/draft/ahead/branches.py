@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_features import Places
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.times.reports import AheadReport
@@ -225,15 +224,19 @@ class DraftBranches:
         self._runner.cache.open_branches(slots_B, draft_slots_B, positions_B)
         return branches
 
-    def adopt(self, slots_R: np.ndarray, first: FirstAhead, num_branches: int) -> AheadReport:
+    def adopt(
+        self, slots_R: np.ndarray, num_ahead_R: np.ndarray, is_hit_R: np.ndarray, num_branches: int
+    ) -> AheadReport:
         """Let the branches that begin with this round's next tokens become the candidates, and close all
         others; what the reply does not need is left to :meth:`finish`. Returns the outcome of all work ahead.
 
-        ``num_branches``: of a sequence, in the round that has drafted them.
+        Args:
+            num_ahead_R, is_hit_R: tokens drafted ahead, and whether the first one is the next token.
+            num_branches: of a sequence, in the round that has drafted them.
         """
         state = self._draft_state
         report = dataclasses.replace(
-            AheadReport.nothing(len(slots_R)), num_tokens_R=first.num_ahead_R, is_hit_R=first.is_hit_R
+            AheadReport.nothing(len(slots_R)), num_tokens_R=num_ahead_R, is_hit_R=is_hit_R
         )
         if not self.table.num_branches:
             return report
@@ -241,7 +244,7 @@ class DraftBranches:
         ranks_R = np.zeros(len(slots_R), np.int64)
         positions_R = state.num_committed[slots_R] - 1
         # After a hit no branch is needed.
-        wanted_R = np.where(first.is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
+        wanted_R = np.where(is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
         index_B, draft_slots_B, lengths_B, ranks_B = self.table.find(slots_R, positions_R, wanted_R)
         if len(index_B):
             slots_B, positions_B = slots_R[index_B], positions_R[index_B]
@@ -262,7 +265,7 @@ class DraftBranches:
                 self._runner.cache.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
             self.table.drop(slots_R)
             if self._chooser is not None:
-                num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
+                num_missed = int((~is_hit_R & (num_branches_R > 0)).sum())
                 self._chooser.observe_misses(num_branches, num_missed, len(index_B))
 
         self._after_reply = after_reply
@@ -277,7 +280,3 @@ class DraftBranches:
         """Finish, before the next pass over these sequences."""
         after_reply, self._after_reply = self._after_reply, lambda: None
         after_reply()
-
-    def drop(self) -> None:
-        """The request has failed: every sequence will be opened again."""
-        self._after_reply = lambda: None

@@ -2,7 +2,7 @@
 
 A pass over a token gives the head's estimate of that token, so the estimate comes with the pass after the
 token's draw; the other features come with the draw. (A head that reads the drawing state gives its estimate
-with the draw, too.) A token that the draft has not drawn has no features and gets no estimate.
+with the draw, too.) A token that the draft has not drawn has no features.
 
 R sequences, A draft slots that are drafting, T tokens, C tokens of several sequences, one after the other,
 V vocabulary.
@@ -19,15 +19,15 @@ from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
-# Index of a token's last feature, the head's estimate.
-ESTIMATE = 3
+# Index of a token's last feature, a block drafter's confidence in its place.
+CONFIDENCE = 3
 UNKNOWN = np.nan
 Places = tuple[np.ndarray, np.ndarray]
 
 
 class TokenFeatures:
-    """The fields of DraftFeatures by draft slot and position, NaN where unknown. Memory that is never written
-    costs nothing."""
+    """The fields of DraftFeatures by draft slot and position, NaN where unknown; estimates are confidences of
+    a block drafter. Memory that is never written costs nothing."""
 
     def __init__(self, num_draft_slots: int, max_length: int) -> None:
         self._features = np.zeros((NUM_FEATURES, num_draft_slots, max_length), np.float32)
@@ -40,17 +40,13 @@ class TokenFeatures:
             return
         self._features[:, places[0], places[1]] = UNKNOWN
 
-    def is_drafted(self, places: Places) -> np.ndarray:
-        """Which tokens the draft has drawn; known only if features are kept."""
-        return ~np.isnan(self._features[0, places[0], places[1]])
-
     def keep(self, places: Places, features_3T: np.ndarray) -> None:
-        """All features but the estimate, of the tokens drawn here."""
-        self._features[:ESTIMATE, places[0], places[1]] = features_3T
+        """All features but the confidence, of the tokens drawn here."""
+        self._features[:CONFIDENCE, places[0], places[1]] = features_3T
 
-    def keep_estimates(self, places: Places, estimates_T: np.ndarray | float) -> None:
-        """A head's estimates of tokens that were drawn before, or ``UNKNOWN``."""
-        self._features[ESTIMATE, places[0], places[1]] = estimates_T
+    def keep_confidences(self, places: Places, confidences_T: np.ndarray | float) -> None:
+        """What a block drafter was told of the places of these tokens before any draw; NaN: nothing."""
+        self._features[CONFIDENCE, places[0], places[1]] = confidences_T
 
     def at(self, places: Places) -> DraftFeatures:
         return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))
@@ -74,7 +70,7 @@ class TokenFeatures:
 
     def head_inputs_at(self, places: Places) -> np.ndarray:
         """float32 [3, T]: what a head reads, 0 where unknown; its estimate there is dropped anyway."""
-        return np.nan_to_num(self._features[:ESTIMATE, places[0], places[1]])
+        return np.nan_to_num(self._features[:CONFIDENCE, places[0], places[1]])
 
     def copy(self, sources: Places, targets: Places) -> None:
         """Let the targets have the features of the sources."""
@@ -87,18 +83,8 @@ class HeadReader:
     """The estimates of a draft's trained head: each of the token before the one that its pass draws, or, of a
     head that reads the drawing state, of the drawn token itself."""
 
-    def __init__(
-        self,
-        head: HiddenStateHead,
-        device: torch.device,
-        features: TokenFeatures,
-        *,
-        keeps_estimates: bool,
-    ) -> None:
-        """``keeps_estimates``: for later."""
-        self._head, self._device = head, device
-        self._features = features
-        self._keeps_estimates = keeps_estimates
+    def __init__(self, head: HiddenStateHead, device: torch.device, features: TokenFeatures) -> None:
+        self._head, self._device, self._features = head, device, features
 
     @property
     def reads_drawing_state(self) -> bool:
@@ -127,13 +113,3 @@ class HeadReader:
             return estimates_A
         assert features_3A is not None
         return self._head.estimates_of_draws(estimates_A, features_3A)
-
-    def keep(self, estimates_T: np.ndarray, places: Places, *, is_first_T: np.ndarray) -> None:
-        """Keep those of steps that have drawn the tokens at these ``places``. Before a first step stands a
-        token that is not in the block; if the draft has not drawn it, it has no estimate."""
-        if self.reads_drawing_state:
-            self._features.keep_estimates(places, estimates_T)
-        elif self._keeps_estimates:
-            earlier = places[0], places[1] - 1
-            is_known_T = ~is_first_T | self._features.is_drafted(earlier)
-            self._features.keep_estimates(earlier, np.where(is_known_T, estimates_T, UNKNOWN))

@@ -36,7 +36,6 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens
 from specdist.engine.draft.steps.forced_tokens import ForcedTokens
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.engine.messages.failures import DRAFT_NOT_FINITE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import DraftFeatures, LengthPolicy
@@ -44,6 +43,10 @@ from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.utils.ranges import arange_segments, places_from
 
 logger = logging.getLogger(__name__)
+
+DRAFT_NOT_FINITE = (
+    "the draft's logits are not finite (NaN or infinite) at some positions: no tokens are drafted there"
+)
 
 
 def waits_after_each_step(runner: ModelRunner, pipeline: LogitsPipeline | None) -> bool:
@@ -75,7 +78,7 @@ class DraftLoop:
         self._runs = DraftRuns(
             runner, draft_state, pipeline,
             settings=settings, vocab_size=vocab_size, keeps_scores=keeps_scores,
-            keeps_estimates=policy.uses_features or is_traced, max_draft_tokens=policy.max_draft_tokens,
+            keeps_features=policy.uses_features or is_traced, max_draft_tokens=policy.max_draft_tokens,
         )  # fmt: skip
         self._head = self._runs.head
         self.pass_counts = self._runs.pass_counts
@@ -145,10 +148,13 @@ class DraftLoop:
             num_computed = self._draft_state.num_computed
             num_computed[slots_R] = np.minimum(num_computed[slots_R], drafting.ends_R)
         num_drafted_R: np.ndarray = drafting.ends_R - tails_R
-        if drafting.confidences_RB is not None:
+        if self._chooses_blocks:
+            confidences_C: np.ndarray | float = np.nan
+            if drafting.confidences_RB is not None:
+                lines, depths = np.arange(len(slots_R)).repeat(num_drafted_R), arange_segments(num_drafted_R)
+                confidences_C = drafting.confidences_RB[lines, depths]
             places = places_from(slots_R, tails_R, num_drafted_R)
-            lines, depths = np.arange(len(slots_R)).repeat(num_drafted_R), arange_segments(num_drafted_R)
-            self._draft_state.features.keep_estimates(places, drafting.confidences_RB[lines, depths])
+            self._draft_state.features.keep_confidences(places, confidences_C)
         self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
@@ -227,9 +233,6 @@ class DraftLoop:
         num_run_R = drafting.num_wanted_R + (self._ends_after_pass & (drafting.num_wanted_R < most_R))
         tokens = tokens.select(tokens.depths_T < num_run_R[tokens.index_T])
         drafting.num_needed = int(tokens.depths_T.max(initial=drafting.num_needed - 1)) + 1
-        if self._head is not None:
-            places = drafting.places(tokens.index_T, tokens.depths_T)
-            self._head.keep(tokens.columns_CT[-1], places, is_first_T=tokens.depths_T == 0)
 
     def _end_blocks(self, drafting: Drafting, tokens: DrawnTokens) -> np.ndarray:
         """End sequences after a stop token, and before the first token whose logits were not finite. Neither

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_features import UNKNOWN, HeadReader, Places
+from specdist.engine.draft.steps.draft_features import HeadReader, Places
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
@@ -26,8 +26,8 @@ from specdist.engine.times.reports import PassCounts
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 
@@ -54,10 +54,10 @@ class DraftRuns:
         settings: SamplingSettings,
         vocab_size: int,
         keeps_scores: bool,
-        keeps_estimates: bool,
+        keeps_features: bool,
         max_draft_tokens: int,
     ) -> None:
-        """``keeps_scores``: where draws are not random, too; ``keeps_estimates``: of a head, for later."""
+        """``keeps_scores``: where draws are not random, too."""
         runner.reuses_logits = False  # they may be kept
         self._runner, self._draft_state, self._pipeline = runner, draft_state, pipeline
         head = runner.head
@@ -65,13 +65,13 @@ class DraftRuns:
             settings=settings,
             vocab_size=vocab_size,
             keeps_scores=keeps_scores or settings.is_random,
-            keeps_features=keeps_estimates
+            keeps_features=keeps_features
             or (head is not None and (head.takes_features or head.reads_drawing_state)),
         )
         draft_state.features.are_kept = self._draws.keeps_features
         self.head: HeadReader | None = None
         if head is not None:
-            self.head = HeadReader(head, runner.device, draft_state.features, keeps_estimates=keeps_estimates)
+            self.head = HeadReader(head, runner.device, draft_state.features)
         self.pass_counts = PassCounts(has_head=head is not None)
         self.unknown: NextTokens | None = None
         # The longest recorded run of at most so many steps, by number of steps.
@@ -161,8 +161,6 @@ class DraftRuns:
         self._draft_state.num_computed[places[0]] = places[1]
         if self._draws.keeps_scores and scores_AV is not None:
             self._draft_state.scores.keep(*places, scores_AV)
-        if self._draws.keeps_features:
-            self._draft_state.features.keep_estimates(places, UNKNOWN)
 
     def _inputs(self, places: Places, last: Step | None) -> tuple[FlatBatch, np.ndarray, Tensor | None]:
         """What is run before the tokens at ``places``: what was drawn ``last``, or at first what the caches

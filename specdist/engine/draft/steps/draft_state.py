@@ -87,10 +87,6 @@ class StepScores:
         needed = set(np.unique(self._step_of[places]).tolist()) if len(places[0]) else set()
         self._steps = {step: scores for step, scores in self._steps.items() if step in needed}
 
-    def forget(self) -> None:
-        """Drop all scores."""
-        self._steps = {}
-
     def copy(self, sources: tuple[np.ndarray, np.ndarray], targets: tuple[np.ndarray, np.ndarray]) -> None:
         """Let the targets have the scores of the sources."""
         self._step_of[targets] = self._step_of[sources]

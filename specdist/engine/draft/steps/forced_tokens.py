@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdist.engine.draft.steps.draft_features import UNKNOWN
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting
 from specdist.engine.target.pipeline import LogitsPipeline
@@ -60,7 +59,6 @@ class ForcedTokens:
         state.is_forced[places_T] = state.has_forced = True
         if state.features.are_kept:
             state.features.keep(places_T, np.repeat(CERTAIN_FEATURES, len(ids_T), axis=1))
-            state.features.keep_estimates(places_T, UNKNOWN)
         self._pass_counts.count_forced(len(ids_T))
         return counts_A, is_over_A
 
