@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.harness import PAGE_SIZE, Harness, llama_pair, requests_for
 from tests.engine.markov import MarkovModel
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -70,8 +70,7 @@ def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
 
 
 def test_samples_and_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+    target, draft = llama_pair()
     system, *rests = prompts_of_lengths(16, 5, 9, 3)
     requests = requests_for([system + rest for rest in rests], num_samples=2)
     common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 12, "max_num_batched_tokens": 128}
@@ -89,8 +88,7 @@ def test_samples_and_prompts_with_a_common_beginning_share_its_pages_even_later(
 def test_ahead_no_block_length_branch_or_batch_changes_a_token() -> None:
     """Every next token but the last has a drafted token to verify, and its random numbers are those of its
     position and of the misses before it: block lengths, branches and batches leave no trace."""
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+    target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []
     for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 1), (8, 4)):

@@ -9,7 +9,7 @@ import torch
 
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, requests_for
+from tests.engine.harness import Harness, llama_pair, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.traced_rows import check_acceptance
@@ -96,8 +96,7 @@ def test_drawn_tokens_are_verified_with_their_own_probabilities() -> None:
 @pytest.mark.parametrize("ahead", [{}, {"num_ahead_tokens": CAP + 1, "num_branches": 2}],
                          ids=["none", "branches"])  # fmt: skip
 def test_coupled_tokens_of_a_verifier_that_doubts_everything_are_the_target_s(ahead: dict[str, int]) -> None:
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+    target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
     common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
     alone = [c.token_ids for c in Harness(target, None, **common).generate(requests)]

@@ -10,11 +10,10 @@ from specdist.data.stats.traces import TracedToken
 from specdist.engine.request import Completion
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, decode, requests_for
+from tests.engine.harness import Harness, decode, llama_pair, requests_for
 from tests.engine.test_goodput import goodput
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.traced_rows import check_acceptance
-from tests.models.families import noisy_copy, tiny_model
 
 AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
 SETTINGS = {
@@ -23,8 +22,7 @@ SETTINGS = {
     "rejection": SamplingSettings(temperature=0.7, top_p=0.95),
 }
 PROMPTS = prompts_of_lengths(5, 23, 40, 2, 11, 17)
-TARGET = tiny_model("llama", seed=3)
-DRAFT = noisy_copy(TARGET)
+TARGET, DRAFT = llama_pair()
 
 
 def replica(
