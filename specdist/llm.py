@@ -177,8 +177,8 @@ class SpeculativeLLM:
                 it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``.
             use_tqdm: show a progress bar.
 
-        A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``. Raises
-        torch's error where memory runs out: a smaller ``max_num_seqs`` needs less.
+        A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
+        Raises torch's error where memory runs out: a smaller ``max_num_seqs`` needs less.
         """
         sampling = sampling or self.default_sampling
         config = self._config(sampling)

@@ -72,7 +72,7 @@ TORCH_FREE = [
     "job.totals.status", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.branch_pages", "models.cache.pages", "models.heads.examples",
     "models.heads.info", "models.heads.roc", "policies", "results.evaluate.config", "results.evaluate.run",
-    "results.report", "results.runs", "sampling.keys", "sampling.processing.options",
+    "results.report", "results.runs", "sampling.keys",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",
 ]  # fmt: skip

@@ -28,18 +28,16 @@ from specdist.config.groups import (
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
-from specdist.policies.choice import (
-    PolicyArguments,
-    PolicyChoice,
-    most_draft_tokens,
-    resolve_policy_options,
-)
 from specdist.policies.registry import (
     AUTO,
     HEAD_KINDS,
     OPTION_NAMES,
     TARGET_ONLY,
+    PolicyArguments,
+    PolicyChoice,
+    most_draft_tokens,
     needs_costs,
+    resolve_policy_options,
 )
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_ranges, check_refusals, within, written

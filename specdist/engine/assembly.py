@@ -21,10 +21,15 @@ from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.target.pipeline import LogitsPipeline
-from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVerifier, target_worker_loop
+from specdist.engine.target.sharded_target import (
+    RANK_ZERO,
+    Collectives,
+    ShardedTarget,
+    VocabParallelVerifier,
+    target_worker_loop,
+)
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers

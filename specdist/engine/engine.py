@@ -33,12 +33,11 @@ from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Ver
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
-from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.processors import TokenMasker
+from specdist.sampling.processing.row_table import Processing
 from specdist.utils.garbage import frozen_garbage
 
 Stage = Literal["before_pass", "during_pass"]
@@ -73,7 +72,6 @@ class Round:
 
     Attributes:
         last: how the pass before it ended; tails: where its sequences go on, once that is committed.
-        traffic: among the target's ranks, until it begins; once all is committed, in the round.
         near_ends: sequences that any next token may end.
         ended: sequences that it has ended, and that are still to be made known; blocks: of the others.
         following: the next round, where it is known during the pass.
@@ -82,7 +80,6 @@ class Round:
 
     plan: RoundPlan
     last: LastPass
-    traffic: Traffic
     opened: OpenedSequences = NOTHING_OPENED
     tails: Tails | None = None
     near_ends: list[int] = field(default_factory=list)
@@ -192,7 +189,7 @@ class Engine:
         if early is None:
             plan = self.scheduler.plan()
             early = plan, LastPass.of(plan.decoding)
-        return Round(*early, traffic=self._target.traffic)
+        return Round(*early)
 
     def _draft(self, this: Round) -> None:
         """Ask the draft for next tokens and candidates; the last round is committed meanwhile."""
@@ -268,9 +265,9 @@ class Engine:
             self.commit()
 
     def _commit_rest(self, this: Round, over: list[int]) -> None:
-        """All blocks but these; the round's times and messages end with them."""
+        """All blocks but these; the round's times end with them."""
         self._commit_candidates(this, [index for index in range(len(this.blocks)) if index not in over])
-        this.times, this.traffic = self._clock.cut(), self._target.traffic - this.traffic
+        this.times = self._clock.cut()
 
     def _count(self, this: Round) -> None:
         """Once the round is committed."""
@@ -282,7 +279,6 @@ class Engine:
             reply=this.reply,
             num_pass_tokens=this.num_pass_tokens,
             pass_time=this.pass_time,
-            target_traffic=this.traffic,
             target_peak_bytes=peak_memory_bytes(self._target.device),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from specdist.data.stats.traces import TracedToken
-from specdist.sampling.processing.options import TokenOptions
+from specdist.sampling.processing.row_table import TokenOptions
 
 FinishReason = Literal["stop", "length", "error"]
 

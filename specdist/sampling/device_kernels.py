@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.row_filters import plain_probabilities
 from specdist.utils.trial import check_difference, first_right
 
 NUM_ROWS, VOCAB_SIZE = 4, 5000

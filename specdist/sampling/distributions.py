@@ -33,9 +33,8 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.device_kernels import sampling_kernels
-from specdist.sampling.processing.filters import plain_probabilities
-from specdist.sampling.processing.options import Processing
-from specdist.sampling.processing.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters, plain_probabilities
+from specdist.sampling.processing.row_table import Processing
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 

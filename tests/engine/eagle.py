@@ -29,7 +29,7 @@ from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.row_filters import plain_probabilities
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.models.families import tiny_model
 from tests.statistics import chi_square_p_value

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.messages.interfaces import ScoresTokens, Target, VerifyInput, VerifyOutput
-from specdist.engine.target.collectives import RANK_ZERO, Collectives
-from specdist.engine.target.sharded_target import VocabParallelVerifier
-from specdist.engine.times.reports import Traffic
+from specdist.engine.target.sharded_target import RANK_ZERO, Collectives, VocabParallelVerifier
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.vocab_parallel import vocab_ranges
@@ -85,7 +83,6 @@ class SlicedTarget:
         self._vocabularies = vocabularies
         # One thread per rank but the first, so that each serves what it is asked in order, as a rank does.
         self._threads = [ThreadPoolExecutor(1) for _ in runners[1:]]
-        self.traffic = Traffic()
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         logits = []

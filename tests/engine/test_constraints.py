@@ -20,10 +20,9 @@ from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.constraints.constraint import Constraint
-from specdist.sampling.constraints.masker import RowRule
-from specdist.sampling.constraints.thinking import ThinkingMarkers
+from specdist.sampling.constraints.masker import RowRule, ThinkingMarkers
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.engine.harness import Harness
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, COUPLED, FILTERED, PLAIN, markov_replica

@@ -22,7 +22,7 @@ import torch
 
 from specdist.engine.request import Completion
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
 from tests.engine.sampled import AHEAD, ALARM, PROMPTS, markov_replica

@@ -16,7 +16,7 @@ from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan
-from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
@@ -107,7 +107,6 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
             reply=reply_of(num_passes, t_draft * num_passes),
             num_pass_tokens=4 if has_target else 0,
             pass_time=PhaseTime(t_target, is_known=True) if has_target else None,
-            target_traffic=Traffic(),
             target_peak_bytes=0,
         )
         for row, (_, last) in zip(rows, first_and_last, strict=True):

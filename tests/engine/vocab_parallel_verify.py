@@ -5,9 +5,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
-from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
-from specdist.engine.target.sharded_target import VocabParallelVerifier
+from specdist.engine.target.sharded_target import Collectives, VocabParallelVerifier
 from specdist.models.batch.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
 from specdist.sampling.keys import stream_key
@@ -45,11 +44,32 @@ def whole_logits(vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
     return (3 * torch.randn(NUM_ROWS * BLOCK, vocab_size, generator=generator)).to(dtype)
 
 
+class Counted(Collectives):
+    """Counts what all ranks together send; the same on every rank."""
+
+    num_calls = num_bytes = 0
+
+    def _count(self, tensor: torch.Tensor, num_copies: int) -> None:
+        self.num_calls, self.num_bytes = self.num_calls + 1, self.num_bytes + tensor.nbytes * num_copies
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        self._count(tensor, self.size - 1)
+        return super().gather(tensor)
+
+    def gather_everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._count(tensor, self.size * (self.size - 1))
+        return super().gather_everywhere(tensor)
+
+    def from_rank0(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._count(tensor, self.size - 1)
+        return super().from_rank0(tensor)
+
+
 def verify_outputs_on(
     logits: torch.Tensor, settings: SamplingSettings, verify_input: VerifyInput
 ) -> VerifyOutput | None:
     """The verify outputs of rank 0; the others take their part up to the next tokens."""
-    collectives = Collectives(group)
+    collectives = Counted(group)
     ids = vocab_ranges(logits.shape[1], collectives.size)[collectives.rank]
     vocabulary = VocabParallelVerifier(collectives, settings=settings, vocab_size=logits.shape[1])
     own = logits[:, ids.start : ids.stop]
@@ -62,7 +82,7 @@ def verify_outputs_on(
 
 topology = join(tp_size=3)
 group = dist.new_group([0, 1, 2])
-counted: list[Collectives] = []
+counted: list[Counted] = []
 index = np.array([3, 0, 35, 17, 8])
 for vocab_size, dtype in ((50, torch.bfloat16), (96, torch.float32)):
     logits = whole_logits(vocab_size, dtype)

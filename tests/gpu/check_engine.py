@@ -14,7 +14,7 @@ from specdist.models.loading.packed_experts import packed_experts_of
 from specdist.models.quantized.quantized_linear import choose_products
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.engine.heads import random_head
 from tests.gpu.engine_runs import GPU, MODES, Pair, prompts
 from tests.kernels.plain import ON_HOST

@@ -35,7 +35,7 @@ from specdist.models.quantized.input_rounding import RoundedInput, rounded_input
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
 from specdist.models.quantized.quantized_weights import LayerFormat
-from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.row_filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu.first_device import Bench, Shape, say, step, table
 from tests.kernels import plain

@@ -28,7 +28,7 @@ from specdist.lab.plan.memory import fit
 from specdist.models.loading.memory import DeviceMemory
 from specdist.models.sizes.reserve import Sampling
 from specdist.models.sizes.sizes import ModelSize, model_size
-from specdist.policies.choice import most_draft_tokens, resolve_policy_options
+from specdist.policies.registry import most_draft_tokens, resolve_policy_options
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_8b, llama_70b, rows
 from tests.ranks import REPOSITORY
 from tests.readme import documentation

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from specdist.engine.target.collectives import connect_target
+from specdist.engine.target.sharded_target import connect_target
 from specdist.job.ranks.topology import Topology, join_world
 from specdist.job.replica import replica
 
@@ -44,7 +44,7 @@ def test_nccl_is_connected_before_the_cache_takes_what_is_free(monkeypatch: pyte
 
 def test_sums_of_every_length_and_every_other_collective_are_connected() -> None:
     """NCCL takes memory at the first use of each algorithm, and chooses it by the length."""
-    with patch("specdist.engine.target.collectives.dist") as dist:
+    with patch("specdist.engine.target.sharded_target.dist") as dist:
         dist.get_world_size.return_value, dist.get_rank.return_value = 2, 0
         connect_target(dist.group, torch.zeros(6, 4))
     assert [len(call.args[0]) for call in dist.all_reduce.call_args_list] == [6, 3, 1]

@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from specdist.data.run.run_folder import RunFolder
 from specdist.job.models.model_plan import plan_models
-from specdist.job.totals.report import total_stats
 from specdist.models.draft_models.eagle3 import EAGLE3
 from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of
@@ -27,8 +25,6 @@ from tests.job.ranks import fork_ranks
 # Every token of the draft is one of the even ids.
 IDS = range(0, NUM_VOCAB_TOKENS, 2)
 SAMPLED = {"temperature": 2.5, "seed": 7, "num_draft_tokens": 3}
-# Three states of 64 numbers.
-STATE_BYTES = 3 * 64 * 4
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def test_greedy_tokens_are_the_target_s(eagle: dict[str, Any], tmp_path: Path) -
 @pytest.mark.ranks
 def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: Path) -> None:
     """Sampled, with the draft beside the target, on a rank of its own, and a P-EAGLE draft with a sharded
-    target. What is sent beside tokens are the states of every committed token, and no more."""
+    target."""
     target = AutoModelForCausalLM.from_pretrained(eagle["target"])
     draft = eagle_model(target, IDS, **PEAGLE)
     values = speculators_values(target, len(IDS), **PEAGLE)
@@ -72,12 +68,6 @@ def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: P
         assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
         fork_ranks(num_ranks, **options, overlap=None, tp_size=tp_size, output=output)
         assert shard_bytes(output) == shard_bytes(tmp_path / name), name
-    one, own = (total_stats(RunFolder(tmp_path / name)) for name in ("one", "2-1"))
-    assert one.num_message_bytes == 0 < one.num_state_bytes == own.num_state_bytes < own.num_message_bytes
-    # Of a row's last tokens none are sent, nor of those whose pages it shares.
-    most = own.num_prompt_tokens - own.num_shared_prompt_tokens + own.num_completion_tokens
-    last = own.num_completions * (1 + SAMPLED["num_draft_tokens"])
-    assert most - last <= own.num_state_bytes / STATE_BYTES < most
 
 
 @pytest.mark.parametrize(

@@ -168,5 +168,4 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     ended = fork_ranks(3, generate_with_long_passes, **options, output=ahead)
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
-    assert ended.totals["target_message_bytes_per_pass"] > 0
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.registry import OPTIONS, POLICIES
+from specdist.policies.registry import OPTIONS, POLICIES, build_policy
 from tests.job.launching import (
     Ended,
     parse,

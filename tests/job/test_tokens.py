@@ -26,7 +26,7 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.sampling.constraints.thinking import ThinkingMarkers
+from specdist.sampling.constraints.masker import ThinkingMarkers
 from specdist.utils.errors import UserError
 from tests.data.test_batches import write
 from tests.detokenizers import byte_level, llama, plain

@@ -22,7 +22,7 @@ from specdist.models.recurrent.mamba2 import Mamba2Tokens
 from specdist.models.recurrent.runs import Padded, Runs, padded_of, recur
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
-from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.row_filters import plain_probabilities
 
 
 def paged_attention(

@@ -14,7 +14,7 @@ from specdist.kernels.sampling import draw, race
 from specdist.sampling.coupling import coupled_draws
 from specdist.sampling.distributions import NOT_FINITE, Dense
 from specdist.sampling.keys import stream_key
-from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.row_filters import plain_probabilities
 from specdist.sampling.random import Purpose, hash_words
 
 # Two parts, of which the last is short.

@@ -19,7 +19,7 @@ HEADS = ("specdecpp", "sprinter")
 class Row:
     """A prompt and its options.
 
-    ``options``: fields of :class:`specdist.sampling.processing.options.TokenOptions`; ``regex``: its
+    ``options``: fields of :class:`specdist.sampling.processing.row_table.TokenOptions`; ``regex``: its
     constraint; the empty string: none.
     """
 

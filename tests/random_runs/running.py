@@ -22,7 +22,7 @@ from specdist.policies.registry import POLICIES
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.heads import random_head
 from tests.engine.markov import MarkovModel

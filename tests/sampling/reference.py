@@ -21,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 
 
 class CountPenalties(LogitsProcessor):

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.sampling.processing.options import Processing, TokenOptions
 from specdist.sampling.processing.processors import LogitsProcessors, allowed_tokens
 from specdist.sampling.processing.row_filters import RowFilters
-from specdist.sampling.processing.row_table import QueryPositions, RowTable
+from specdist.sampling.processing.row_table import Processing, QueryPositions, RowTable, TokenOptions
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.sampling.reference import reference_probabilities
 

@@ -15,7 +15,7 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.keys import stream_key
-from specdist.sampling.processing.filters import tempered
+from specdist.sampling.processing.row_filters import tempered
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
     likeliest,

@@ -75,11 +75,6 @@ class Stats:
         "which of the manifest's costs the shard was begun with: corrections before; merges as a maximum",
         merge=max,
     )
-    num_messages: int = stat("messages between the target's rank 0 and the draft")
-    num_message_bytes: int = stat("total bytes of these messages")
-    num_state_bytes: int = stat("bytes of the target's hidden states that were given to a drafter of them")
-    num_target_messages: int = stat("messages between the target's ranks")
-    num_target_message_bytes: int = stat("total bytes of these messages")
     num_ahead_chains: int = stat(
         "chains of tokens drafted ahead (`--overlap asynchronous`), one per row and round"
     )
@@ -293,22 +288,6 @@ FIGURES: dict[str, tuple[str, Figure]] = {
         "discarded draft tokens, and draft passes of a sequence without a token, per completion token "
         "(SpecDec++)",
         lambda stats, _: stats.discard_rate,
-    ),
-    "messages_per_round": (
-        "messages between the target's rank 0 and the draft, per round",
-        lambda stats, _: _ratio(stats.num_messages, stats.num_rounds),
-    ),
-    "message_bytes_per_round": (
-        "bytes of these messages, per round",
-        lambda stats, _: _ratio(stats.num_message_bytes, stats.num_rounds),
-    ),
-    "state_bytes_per_round": (
-        "bytes of hidden states per round, of a drafter of them",
-        lambda stats, _: _ratio(stats.num_state_bytes, stats.num_rounds),
-    ),
-    "target_message_bytes_per_pass": (
-        "bytes of messages between the target's ranks, per target pass",
-        lambda stats, _: _ratio(stats.num_target_message_bytes, stats.num_target_passes),
     ),
     "miss_catch_rate": (
         "share of the misses that were caught by a branch",

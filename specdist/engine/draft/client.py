@@ -27,7 +27,7 @@ from specdist.engine.messages import codec
 from specdist.engine.messages.link import CPU, Wait, link_from, link_to, wait_of
 from specdist.engine.messages.proposals import DRAW, NO_TOKENS, ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import LastStates
-from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
@@ -90,9 +90,6 @@ class Draft:
             request = _with_next_tokens(request, sample_alone(request))
         reply = self._channel.ask(self._with_missed(request), clock)
         self._num_rounds_alone, self._least_rows = reply.num_rounds_alone, self._least_share * num_rows
-        if request.states is not None:
-            read = Traffic(num_state_bytes=request.states.states_CS.nbytes)
-            reply = dataclasses.replace(reply, traffic=reply.traffic + read)
         return reply
 
     def close(self) -> None:
@@ -206,7 +203,6 @@ class ToRank:
         self._replies = link_from(rank, wait or wait_of(device))
 
     def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        before = self._traffic()
         # Counted as idle: between machines it returns once the receiver takes it, and a draft may be at work.
         self._requests.send([ASKED, *codec.packed_request(request)])
         if following := codec.tensors(request):
@@ -216,14 +212,10 @@ class ToRank:
         request.meanwhile()
         arrays = self._replies.receive()
         with clock.phase("transfer"):
-            return codec.unpacked_reply(arrays, self._traffic() - before)
+            return codec.unpacked_reply(arrays)
 
     def tell(self, request: ProposalRequest | None) -> None:
         self._requests.send([] if request is None else [TOLD, *codec.packed_request(request)])
-
-    def _traffic(self) -> Traffic:
-        sent, received = self._requests, self._replies
-        return Traffic(sent.num_messages + received.num_messages, sent.num_bytes + received.num_bytes)
 
 
 def serve_draft(draft: DraftWorker, rank0: int, *, clock: Timeline, wait: Wait | None = None) -> None:

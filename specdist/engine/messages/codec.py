@@ -17,7 +17,7 @@ from specdist.engine.messages.interfaces import PromptTokens, VerifyInput
 from specdist.engine.messages.opened import NOTHING_OPENED
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.messages.target_states import TargetStates
-from specdist.engine.times.reports import AheadReport, Traffic
+from specdist.engine.times.reports import AheadReport
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Dense
@@ -80,7 +80,7 @@ def tensors(request: ProposalRequest) -> list[Tensor]:
 
 
 def packed_reply(reply: ProposalReply) -> list[np.ndarray]:
-    """All but the traffic, which the receiver counts."""
+    """The reply."""
     return [
         reply.next_token_ids_R,
         reply.num_drafted_R,
@@ -92,8 +92,8 @@ def packed_reply(reply: ProposalReply) -> list[np.ndarray]:
     ]
 
 
-def unpacked_reply(arrays: list[np.ndarray], traffic: Traffic) -> ProposalReply:
-    """The reply, with its traffic."""
+def unpacked_reply(arrays: list[np.ndarray]) -> ProposalReply:
+    """The reply."""
     times, draft_steps, num_rounds_alone, features_3C = unpickled(arrays[10])
     return ProposalReply(
         next_token_ids_R=arrays[0],
@@ -106,7 +106,6 @@ def unpacked_reply(arrays: list[np.ndarray], traffic: Traffic) -> ProposalReply:
         draft_steps=draft_steps,
         num_rounds_alone=num_rounds_alone,
         features_3C=features_3C,
-        traffic=traffic,
     )
 
 

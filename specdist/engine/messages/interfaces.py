@@ -14,7 +14,6 @@ import torch
 
 from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
@@ -127,11 +126,6 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def traffic(self) -> Traffic:
-        """Messages among its ranks so far, without DeepSpeed's own all-reduces."""
-        ...
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         """Update the page table, then run the batch."""

@@ -40,21 +40,17 @@ Wait = Callable[[socket.socket], None]
 
 
 class Link:
-    """One end. ``num_messages`` and ``num_bytes`` count the transfers."""
+    """One end."""
 
     def __init__(self, move: Callable[[Tensor], object]) -> None:
         """``move`` sends or receives a whole tensor, blocking."""
         self._move = move
-        self.num_messages = 0
-        self.num_bytes = 0
         self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64)
         self._frame_words = self._frame.numpy()
 
     def transfer(self, tensor: Tensor) -> None:
         """Send a tensor, or receive into it; both ends know its shape."""
         self._move(tensor)
-        self.num_messages += 1
-        self.num_bytes += tensor.nbytes
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
         """Send arrays of integers: their number, their lengths, then their contents."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specdist.engine.request import Sequence
-from specdist.sampling.processing.options import Processing
+from specdist.sampling.processing.row_table import Processing
 
 NO_CONTEXT = -1
 NONE = np.zeros(0, np.int64)

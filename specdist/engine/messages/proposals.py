@@ -17,11 +17,9 @@ from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import DRAW as DRAW
 from specdist.engine.times.reports import (
     NO_DRAFT_STEPS,
-    NO_TRAFFIC,
     AheadReport,
     DraftSteps,
     RoleTimes,
-    Traffic,
 )
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
@@ -73,8 +71,8 @@ class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
     ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
 
-    For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
-    ``times`` and ``traffic``. For the trace: ``features_3C`` of the candidates, as of
+    For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``
+    and ``times``. For the trace: ``features_3C`` of the candidates, as of
     :attr:`specdist.policies.DraftFeatures.stacked`.
     """
 
@@ -88,4 +86,3 @@ class ProposalReply:
     draft_steps: DraftSteps = NO_DRAFT_STEPS
     num_rounds_alone: int = 0
     features_3C: np.ndarray | None = None
-    traffic: Traffic = NO_TRAFFIC

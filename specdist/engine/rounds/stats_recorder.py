@@ -17,7 +17,6 @@ from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Sequence
 from specdist.engine.rounds.verify import Block
 from specdist.engine.schedule.plan import RoundPlan
-from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
 from specdist.policies.pass_ratios import PassRatios
 
@@ -98,7 +97,6 @@ class StatsRecorder:
         reply: ProposalReply,
         num_pass_tokens: int,
         pass_time: PhaseTime | None,
-        target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
         """Split a finished round among the shards of its sequences.
@@ -124,10 +122,7 @@ class StatsRecorder:
         if self._ratios is not None:
             self._ratios.observe_draft(sizes, reply.times.draft, is_asynchronous=is_asynchronous)
         first.add(reply.draft_steps)
-        first.add(reply.traffic)
         first.num_rounds += 1
-        first.num_target_messages += target_traffic.num_messages
-        first.num_target_message_bytes += target_traffic.num_message_bytes
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from specdist.engine.messages.interfaces import ScoresTokens, VerifyInput, VerifyOutput
 from specdist.engine.target.pipeline import LogitsPipeline, Processed
-from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
@@ -132,7 +131,6 @@ class LocalTarget:
         self._settings = settings
         self._vocab_size = vocab_size
         self.device = runner.device
-        self.traffic = Traffic()
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         self._runner.update_pages(updates)

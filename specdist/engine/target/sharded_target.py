@@ -14,7 +14,7 @@ are neither built nor sent. What the ranks exchange in a pass, besides its annou
 Only rank 0 verifies, so the ranks cannot disagree.
 
 N tokens whose logits are wanted, v ids of this rank's slice, w of the widest slice, V of all, S slices, K of
-top-k, C candidates, W positions whose next token is sampled.
+top-k, C candidates, W positions whose next token is sampled, T tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from torch import Tensor
 from specdist.engine.messages.codec import packed_pass, unpacked_pass
 from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.messages.link import broadcast_link
-from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.pipeline import LogitsPipeline
-from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import Distributions, SamplingSettings, distributions_from_logits
@@ -44,9 +42,8 @@ from specdist.sampling.logprobs import (
     partial_scores,
     processed_logprobs,
 )
-from specdist.sampling.processing.filters import tempered
 from specdist.sampling.processing.processors import MASK_BITS
-from specdist.sampling.processing.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters, tempered
 from specdist.sampling.uploads import upload
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
@@ -62,11 +59,62 @@ from specdist.sampling.vocab_parallel import (
 
 # Most arrays that ask for log-probabilities: indices of logits, and token ids. A pass has more.
 SCORED_TOKENS = 2
-
-
 NO_NEXT_TOKEN = -1
 # Asks for the log-probabilities of prompts' tokens, which all ranks know.
 PROMPTS = np.zeros(1, np.int64)
+RANK_ZERO = 0
+
+
+class Collectives:
+    """Collectives of one group. Every rank calls the same ones in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+
+    def gather(self, tensor: Tensor) -> Tensor | None:
+        """[S, ...]: all ranks' tensors, of equal shapes, on rank 0; None on the others."""
+        tensor = tensor.contiguous()
+        if self.rank != RANK_ZERO:
+            dist.gather(tensor, None, RANK_ZERO, group=self._group)
+            return None
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        dist.gather(tensor, list(gathered), RANK_ZERO, group=self._group)
+        return gathered
+
+    def gather_everywhere(self, tensor: Tensor) -> Tensor:
+        """[S, ...]: all ranks' tensors, of equal shapes, on every rank."""
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        dist.all_gather(list(gathered), tensor.contiguous(), group=self._group)
+        return gathered
+
+    def from_rank0(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor, in place."""
+        dist.broadcast(tensor, RANK_ZERO, group=self._group)
+        return tensor
+
+
+def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
+    """Make every collective of a target's ranks once, so that NCCL takes the memory of each.
+
+    It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
+    so sums of every length, up to that of the largest pass.
+    """
+    collectives, num_tokens = Collectives(group), len(largest_TH)
+    while num_tokens:
+        dist.all_reduce(largest_TH[:num_tokens], group=group)
+        num_tokens //= 2
+    for collective in (collectives.gather, collectives.gather_everywhere, collectives.from_rank0):
+        collective(largest_TH[0])
+
+
+def connect_draft(draft_rank: int, row_V: Tensor) -> None:
+    """Send a distribution to the draft's rank, as in a round; both ranks call it."""
+    if dist.get_rank() == RANK_ZERO:
+        dist.send(row_V, draft_rank)
+    else:
+        dist.recv(row_V, RANK_ZERO)
 
 
 class VocabParallelVerifier:
@@ -305,13 +353,6 @@ class ShardedTarget:
         self._verifier = verifier
         verifier.tell = self._passes.send
         self.device = runner.device
-
-    @property
-    def traffic(self) -> Traffic:
-        collectives = self._verifier.collectives
-        num_copies = collectives.size - 1
-        announced = Traffic(self._passes.num_messages, self._passes.num_bytes * num_copies)
-        return announced + Traffic(collectives.num_calls, collectives.num_bytes)
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         self._passes.send(packed_pass(updates, verify_input, has_rows=self._verifier.is_processing))

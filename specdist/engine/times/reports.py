@@ -1,15 +1,12 @@
-"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead.
+"""What rounds report besides tokens: times, passes, the outcome of the work ahead.
 
 R sequences that decode.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import add, sub
 
 import numpy as np
 
@@ -70,28 +67,6 @@ class PassCounts:
         sizes_P = np.array(self._sizes, np.int64)
         self._sizes, self._num_row_steps, self._num_drafted, self._num_forced = [], 0, 0, 0
         return sizes_P, steps
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks, by the
-    names of :class:`Stats`. States count whether they are sent or not."""
-
-    num_messages: int = 0
-    num_message_bytes: int = 0
-    num_state_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return self._with(other, add)
-
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return self._with(earlier, sub)
-
-    def _with(self, other: Traffic, combined: Callable[[int, int], int]) -> Traffic:
-        return Traffic(*map(combined, dataclasses.astuple(self), dataclasses.astuple(other)))
-
-
-NO_TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True)

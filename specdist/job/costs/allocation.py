@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
 from specdist.models.cache.branch_pages import pages_per_branch

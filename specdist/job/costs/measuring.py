@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.costs.pass_times import (
     Budget,
     Fits,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdist.engine.target.collectives import RANK_ZERO, Collectives
+from specdist.engine.target.sharded_target import RANK_ZERO, Collectives
 from specdist.engine.times.timeline import synchronized_ns
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner

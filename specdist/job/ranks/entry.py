@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.leases.membership import Membership
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.activity import Activity, PhaseLog, StackLog
 from specdist.job.ranks.logs import add_run_log
 from specdist.job.ranks.numa import bind_near_gpu

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.restart import num_restarts
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed

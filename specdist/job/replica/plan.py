@@ -17,7 +17,6 @@ from specdist.job.ranks.topology import Topology
 from specdist.job.run.workload import UNKNOWN_WORK, Workload
 from specdist.job.texts.processing import sampling_settings
 from specdist.policies import LengthPolicy
-from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.payoff import (
     ALONE,
@@ -27,7 +26,7 @@ from specdist.policies.payoff import (
     drafting_gain,
     plan_asynchronous,
 )
-from specdist.policies.registry import needs_costs
+from specdist.policies.registry import build_policy, needs_costs
 from specdist.sampling.distributions import SamplingSettings
 
 

@@ -17,7 +17,7 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
+from specdist.engine.target.sharded_target import RANK_ZERO, connect_draft, connect_target
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.measuring import measure_costs
 from specdist.job.ranks.activity import Activity

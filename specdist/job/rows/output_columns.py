@@ -14,7 +14,7 @@ from specdist.data.run.publishing import write_table
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import Detokenizer
-from specdist.sampling.constraints.thinking import ThinkingMarkers
+from specdist.sampling.constraints.masker import ThinkingMarkers
 from specdist.utils.errors import UserError
 
 

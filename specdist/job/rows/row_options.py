@@ -13,7 +13,7 @@ from specdist.config.groups import RULES, WHOLE_NUMBERS
 from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, STRUCT
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.manifest import ShardPlan
-from specdist.sampling.processing.options import TokenOptions
+from specdist.sampling.processing.row_table import TokenOptions
 from specdist.utils.errors import UserError
 
 

@@ -13,9 +13,8 @@ from specdist.job.texts.tokens import ids_within, load_tokenizer
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.sampling.constraints.compiling import CompilingProcess
 from specdist.sampling.constraints.constraint import Constraint, ConstraintError, check_installed
-from specdist.sampling.constraints.masker import RowMasker, RowRule
+from specdist.sampling.constraints.masker import THINKING, RowMasker, RowRule, ThinkingMarkers
 from specdist.sampling.constraints.matcher import grammars_of
-from specdist.sampling.constraints.thinking import THINKING, ThinkingMarkers
 from specdist.utils.errors import UserError
 
 # Options whose value is a file that holds the constraint.

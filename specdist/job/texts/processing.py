@@ -7,7 +7,7 @@ from specdist.config.processing import DISTRIBUTION_OPTIONS
 from specdist.job.texts.tokens import ids_within, load_tokenizer
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.row_table import Processing, TokenOptions
 from specdist.utils.errors import UserError
 
 

@@ -67,7 +67,6 @@ class Gpu:
         narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
         kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
             itself, of launching a graph, and of a wait of the host for the device.
-        num_multiprocessors: that work side by side.
         sums, sampling: as measured; without any, by bytes.
         device: pattern of the driver's name for it.
         figures: where all these come from.
@@ -89,7 +88,6 @@ class Gpu:
     eager_kernel_s: float = EAGER_KERNEL_S
     graph_s: float = GRAPH_S
     wait_s: float = SYNCHRONISATION_S
-    num_multiprocessors: int = 1
     sums: tuple[MeasuredSum, ...] = ()
     sampling: tuple[MeasuredSampling, ...] = ()
     device: str = ""
@@ -215,7 +213,7 @@ def _curve(seconds: dict[int, float]) -> Curve:
 
 def _gpu(
     name: str, memory_gb: float, bandwidth_gb: float, half_tera: float, float_tera: float, link_gb: float,
-    num_multiprocessors: int, device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
+    device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
 ) -> Gpu:  # fmt: skip
     return Gpu(
         name=name,
@@ -226,7 +224,6 @@ def _gpu(
         link_bytes_per_s=link_gb * GB,
         link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
         has_bfloat16=has_bfloat16,
-        num_multiprocessors=num_multiprocessors,
         device=device,
         narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
     )
@@ -236,23 +233,22 @@ def _gpu(
 # those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
 # Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
 # 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
-# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s,
-# multiprocessors, the driver's name
+# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s, the driver's name
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("b200", 179, 8000, 2250, 75, 900, 148, r"\bG?B200\b", is_nvlink=True),
-        _gpu("h200", 140, 4800, 989, 67, 450, 132, r"\bG?H200\b", is_nvlink=True),
-        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, 132, r"H100 80GB HBM3", is_nvlink=True),
-        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, 114, r"H100 PCIe", is_nvlink=False),
-        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, 108, r"A100.*80GB", is_nvlink=True),
-        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, 108, r"A100.*40GB", is_nvlink=True),
-        _gpu("l40s", 44.5, 864, 362, 91.6, 32, 142, r"\bL40S\b", is_nvlink=False),
-        _gpu("l4", 22.5, 300, 121, 30.3, 32, 58, r"\bL4\b", is_nvlink=False),
-        _gpu("a10", 22.5, 600, 125, 31.2, 32, 72, r"\bA10G?\b", is_nvlink=False),
-        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, 80, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
-        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, 128, r"RTX 4090\b", is_nvlink=False),
-        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, 82, r"RTX 3090\b", is_nvlink=False),
+        _gpu("b200", 179, 8000, 2250, 75, 900, r"\bG?B200\b", is_nvlink=True),
+        _gpu("h200", 140, 4800, 989, 67, 450, r"\bG?H200\b", is_nvlink=True),
+        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, r"H100 80GB HBM3", is_nvlink=True),
+        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, r"H100 PCIe", is_nvlink=False),
+        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, r"A100.*80GB", is_nvlink=True),
+        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, r"A100.*40GB", is_nvlink=True),
+        _gpu("l40s", 44.5, 864, 362, 91.6, 32, r"\bL40S\b", is_nvlink=False),
+        _gpu("l4", 22.5, 300, 121, 30.3, 32, r"\bL4\b", is_nvlink=False),
+        _gpu("a10", 22.5, 600, 125, 31.2, 32, r"\bA10G?\b", is_nvlink=False),
+        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
+        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, r"RTX 4090\b", is_nvlink=False),
+        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, r"RTX 3090\b", is_nvlink=False),
     )
 }
 

@@ -6,15 +6,13 @@ ones of all its tokens, as many as uniform routing is expected to choose, which 
 :class:`specdist.models.sizes.sizes.Experts`. The context length enters through reading the
 cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
 tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
-GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and the instructions that they
-issue for it, part by part of each row, and digit by digit of a threshold; what policies compute of a draft's
-distributions (entropies) is left out.
+GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read and write; what policies compute
+of a draft's distributions (entropies) is left out.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,20 +35,9 @@ PACKING_S = 100e-6
 CACHED_FACTOR = 2.0
 # The job's own.
 DEFAULTS = SamplingSettings()
-# Ids of a part of a row. It is a program's, which has two warps for each of a multiprocessor's schedulers.
-PART, WARPS_PER_SCHEDULER = 4096, 2
-# Instructions of a warp of each kernel, compiled for sm_90: of a part the largest logit and the
-# probabilities; with filters also sums from limits on, and the list of the logits between two of them.
-PLAIN_KERNELS, FILTERING_KERNELS = (280, 368), (280, 832, 752, 392)
-# Of a row the search for a threshold in its list, for each digit of four bits beside the rest. As many digits
-# are assumed that both limits share, and that a digit needs one look at the list.
-SEARCH, DIGIT, NUM_SHARED_DIGITS = 540, 370, 2
-NUM_DIGITS = {2: 4, 4: 8}
-# A part's mass, and a row's draw.
-MASS, DRAW = 184, 1328
-# From a load to the first instruction that needs it, and the clock of a busy GPU. Assumed.
-LOAD_CYCLES = 600
-CYCLES_PER_S = 1.7e9
+# Kernels that read a row's logits, the last of which writes probabilities: with filters also sums from limits
+# on, and the list of the logits between two of them, which another kernel searches.
+PLAIN_KERNELS, FILTERING_KERNELS = 2, 4
 FLOAT_BYTES = 4
 # Plain operations of torch on a number of a sharded target's logits: in float32, its score after temperature
 # (6 bytes), the largest (4), differences and exponentials (8 each) and their sum (4).
@@ -155,50 +142,24 @@ class SamplingTimes:
         measured = self.gpu.sampling_curves.get(self._filters)
         if measured is not None:
             return measured.process_s(num_rows, self.model.vocab_size)
-        number = self.model.bytes_per_number
-        num_searches = int(self._has_top_k) + int(self.settings.top_p < 1)
-        kernels = FILTERING_KERNELS if num_searches else PLAIN_KERNELS
-        moved = [number] * (len(kernels) - 1) + [number + FLOAT_BYTES]
-        seconds = sum(self._parts_s(num_rows, *each) for each in zip(kernels, moved, strict=True))
-        num_digits = num_searches * (NUM_DIGITS[number] - NUM_SHARED_DIGITS)
-        if num_searches:
-            seconds += self._programs_s(num_rows, SEARCH + num_digits * DIGIT, num_loads=2 + num_digits)
-        return seconds + (len(kernels) - 1 + bool(num_searches)) * self.gpu.kernel_s
+        has_filter = self._filters != "none"
+        num_reads = FILTERING_KERNELS if has_filter else PLAIN_KERNELS
+        moved = num_reads * self.model.bytes_per_number + FLOAT_BYTES
+        return self._moving_s(num_rows * moved) + (num_reads - 1 + has_filter) * self.gpu.kernel_s
 
     def draw_s(self, num_rows: float) -> float:
         """Seconds to draw from as many distributions."""
         measured = self.gpu.sampling_curves.get(self._filters)
         if measured is not None:
             return measured.draw_s(num_rows, self.model.vocab_size)
-        return (
-            self._parts_s(num_rows, MASS, FLOAT_BYTES)
-            + self._programs_s(num_rows, DRAW, 2)
-            + self.gpu.kernel_s
-        )
-
-    @property
-    def _has_top_k(self) -> bool:
-        return 0 < self.settings.top_k < self.model.vocab_size
+        return self._moving_s(num_rows * FLOAT_BYTES) + self.gpu.kernel_s
 
     @property
     def _filters(self) -> Filters:
         has_top_p = self.settings.top_p < 1
-        if self._has_top_k:
+        if 0 < self.settings.top_k < self.model.vocab_size:
             return "top_k and top_p" if has_top_p else "top_k"
         return "top_p" if has_top_p else "none"
-
-    def _parts_s(self, num_rows: float, num_instructions: int, bytes_per_id: float) -> float:
-        """Seconds of a program for each part of a row, for which its ids are read or written."""
-        num_programs = num_rows * -(-self.model.vocab_size // PART)
-        moving_s = self._moving_s(num_rows * bytes_per_id)
-        return max(moving_s, self._programs_s(num_programs, num_instructions, 1))
-
-    def _programs_s(self, num_programs: float, num_instructions: int, num_loads: int) -> float:
-        """Seconds of programs: those on a multiprocessor wait for their loads together, and issue their
-        instructions one after the other."""
-        num_turns = math.ceil(num_programs / self.gpu.num_multiprocessors)
-        cycles = LOAD_CYCLES * num_loads + num_turns * WARPS_PER_SCHEDULER * num_instructions
-        return cycles / CYCLES_PER_S
 
     def _gathering_s(self, num_rows: float, tp_size: int) -> float:
         """Seconds of gathering whole logits on one rank, where the parts are joined."""

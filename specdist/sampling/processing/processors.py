@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.sampling.processing.options import Processing
-from specdist.sampling.processing.row_table import QueryPositions, RowTable
+from specdist.sampling.processing.row_table import Processing, QueryPositions, RowTable
 from specdist.sampling.uploads import upload
 
 MASK_BITS = 32

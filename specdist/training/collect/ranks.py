@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.request import Request
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.recording.assignments import follow_assignments

@@ -9,8 +9,7 @@ from specdist.config.arguments import option
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
-from specdist.policies.choice import PolicyChoice
-from specdist.policies.registry import HEAD_KINDS, OPTIONS
+from specdist.policies.registry import HEAD_KINDS, OPTIONS, PolicyChoice
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Rule, check_options, within
 

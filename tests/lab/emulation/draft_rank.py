@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from specdist.engine.draft.client import ToRank
 from specdist.engine.messages import link
-from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.topology import Topology, join_world
 from specdist.utils.errors import UserError
 

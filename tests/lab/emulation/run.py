@@ -29,11 +29,10 @@ from specdist.lab.plan.simulate import (
     Settings,
     predict,
 )
-from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.formulas import caught_share
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_asynchronous
-from specdist.policies.registry import needs_costs
+from specdist.policies.registry import PolicyChoice, needs_costs
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.emulation import virtual
 from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig, label_of

@@ -21,14 +21,13 @@ from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages import link
 from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.collectives import RANK_ZERO
-from specdist.engine.times.reports import Traffic
+from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
 from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel
+from specdist.policies.registry import PolicyChoice, build_policy
 from tests.lab.emulation.accounting import SideLog
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import PairSettings, markov_pair
@@ -130,8 +129,6 @@ class ObservedDraft:
 
 class ObservedTarget:
     """A target that notes when its passes begin."""
-
-    traffic = Traffic()
 
     def __init__(self, target: Target, device: EmulatedDevice) -> None:
         self._target = target

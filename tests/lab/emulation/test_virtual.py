@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from specdist.lab.plan.simulate import Mode
-from specdist.policies.choice import PolicyChoice
+from specdist.policies.registry import PolicyChoice
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.run import Case, Emulation, run_emulation
 from tests.lab.emulation.virtual import ASYNCHRONOUS_NS, MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS

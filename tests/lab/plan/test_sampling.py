@@ -1,29 +1,18 @@
-"""What sampling takes on a GPU, by its kernels' instructions and bytes."""
+"""What sampling takes on a GPU, by what its kernels read and write."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from specdist.lab.plan.calibration import MeasuredSampling
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import (
-    DIGIT,
     DRAFT_PASS,
-    DRAW,
-    FILTERING_KERNELS,
-    MASS,
     NO_COUNTS,
-    NUM_DIGITS,
-    PART,
-    PLAIN_KERNELS,
-    SEARCH,
-    WARPS_PER_SCHEDULER,
     Placement,
     SamplingTimes,
     roofline_costs,
@@ -31,43 +20,26 @@ from specdist.lab.plan.roofline import (
 from specdist.lab.plan.simulate import Settings, predict
 from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
-from tests.ranks import REPOSITORY
 
 H100 = GPUS["h100-sxm"]
 US = 1e-6
 NUCLEUS = SamplingSettings(temperature=0.7, top_p=0.9)
 BYTES_PER_S = 0.8 * 3350e9
-CYCLES_PER_S, LAUNCH_S = 1.7e9, H100.kernel_s
-
-
-def parts_s(num_rows: int, *kernels: tuple[int, int]) -> float:
-    """Of each kernel the instructions, and the bytes of an id: a program waits 600 cycles once and issues the
-    instructions of two warps, one turn of 132 programs after the other, unless memory takes longer."""
-    num_turns = -(-num_rows * 32 // 132)
-    return sum(
-        max((600 + num_turns * 2 * each) / CYCLES_PER_S, num_rows * 128_256 * moved / BYTES_PER_S)
-        for each, moved in kernels
-    )
-
-
-# 128,256 ids are 32 parts of 4,096, and an H100 has 132 multiprocessors.
-# With filters a search waits for its notes twice and for its list once for each of two digits.
-SEARCH_S = (4 * 600 + 2 * (540 + 2 * 370)) / CYCLES_PER_S
-MORE_DIGITS_S = (2 * 600 + 2 * 2 * 370) / CYCLES_PER_S
+LAUNCH_S = H100.kernel_s
 
 
 def plain_s(num_rows: int) -> float:
-    return parts_s(num_rows, (280, 2), (368, 2 + 4)) + LAUNCH_S
+    """Two kernels read a row's logits; the last one writes float32."""
+    return num_rows * 128_256 * (2 * 2 + 4) / BYTES_PER_S + LAUNCH_S
 
 
 def nucleus_s(num_rows: int) -> float:
-    """Of at most two rows for each multiprocessor."""
-    search_s = SEARCH_S if num_rows <= 132 else SEARCH_S + 2 * (540 + 2 * 370) / CYCLES_PER_S
-    return parts_s(num_rows, (280, 2), (832, 2), (752, 2), (392, 2 + 4)) + search_s + 4 * LAUNCH_S
+    """Four kernels read them, and another one searches for the threshold."""
+    return num_rows * 128_256 * (4 * 2 + 4) / BYTES_PER_S + 4 * LAUNCH_S
 
 
 def draw_s(num_rows: int) -> float:
-    return parts_s(num_rows, (184, 4)) + (2 * 600 + 2 * 1328) / CYCLES_PER_S + LAUNCH_S
+    return num_rows * 128_256 * 4 / BYTES_PER_S + LAUNCH_S
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +61,12 @@ def times(model: ModelSize, settings: SamplingSettings, **changes: object) -> Sa
     [
         (SamplingSettings(), plain_s),
         (NUCLEUS, nucleus_s),
-        # A second search.
-        (dataclasses.replace(NUCLEUS, top_k=50), lambda num_rows: nucleus_s(num_rows) + MORE_DIGITS_S),
+        (dataclasses.replace(NUCLEUS, top_k=50), nucleus_s),
         # No filter.
         (SamplingSettings(top_k=200_000), plain_s),
     ],
 )
-def test_a_draft_step_pays_for_parts_and_digits(
+def test_a_draft_step_pays_for_its_kernels(
     draft: ModelSize, settings: SamplingSettings, process_s: Callable[[int], float]
 ) -> None:
     found = times(draft, settings)
@@ -170,23 +141,3 @@ def test_rounds_pay_for_it_and_prompts_do_not(target: ModelSize, draft: ModelSiz
         added_s = round_s(NUCLEUS, prompt_tokens) - round_s(None, prompt_tokens)
         # A step between sizes of the curve.
         assert added_s == pytest.approx(wanted_s, rel=0.03)
-
-
-def test_the_kernels_are_those_that_are_counted() -> None:
-    """Their sizes, and their instructions as compiled for sm_90."""
-    kernels = pytest.importorskip("specdist.kernels.filters", reason="Triton is not installed")
-    compiled = json.loads((REPOSITORY / "tests/kernels/compiled.json").read_text(encoding="utf-8"))
-    counted = {one["name"].removesuffix(" (bfloat16)"): one for one in compiled if one["capability"] == 90}
-    parts = "survey", "weigh, top-p", "list, top-p", "normalize, filtered"
-    search, plain = counted["search, top-p"], "normalize, temperature alone"
-    names = {name: counted[name]["instructions"] for name in (*parts, plain, "mass", "draw")}
-    expected = dict(zip(parts, FILTERING_KERNELS, strict=True))
-    assert names == pytest.approx(expected | {plain: PLAIN_KERNELS[1], "mass": MASS, "draw": DRAW}, rel=0.05)
-    assert PLAIN_KERNELS[0] == FILTERING_KERNELS[0]
-    assert search["instructions"] == pytest.approx(SEARCH + DIGIT, rel=0.05)
-    assert search["loop_instructions"] < DIGIT
-    assert (kernels.BLOCK, kernels.NUM_WARPS) == (PART, 4 * WARPS_PER_SCHEDULER)
-    dtypes = {
-        dtype.itemsize: digits for dtype, digits in kernels.NUM_DIGITS.items() if dtype != torch.float16
-    }
-    assert dtypes == NUM_DIGITS

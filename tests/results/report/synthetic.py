@@ -155,7 +155,7 @@ def _add_times(stats: Stats, shard: int, generator: random.Random, run: Syntheti
     if run.has_draft:
         stats.observe_draft_passes([4] * (stats.num_draft_tokens // 4 + generator.randrange(1, 40)))
         stats.draft_ns.draft = int(4 * MS * stats.num_draft_passes * generator.uniform(0.9, 1.1))
-        stats.num_messages = 3 * stats.num_target_passes
+        stats.draft_ns.transfer = MS * stats.num_target_passes
     stats.target_ns.verify = sum(stats.target_pass_ns_per_size.values())
     stats.target_ns.prefill, stats.target_ns.host = 30 * MS, 20 * MS
     stats.target_ns.idle = stats.draft_ns.draft

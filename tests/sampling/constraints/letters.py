@@ -11,9 +11,8 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from specdist.sampling.constraints.masker import RowMasker
+from specdist.sampling.constraints.masker import RowMasker, ThinkingMarkers
 from specdist.sampling.constraints.matcher import Grammars, grammars_of
-from specdist.sampling.constraints.thinking import ThinkingMarkers
 
 TOKENS = ["<end>", "a", "b", "c", "d", "ab", "bc"]
 END = 0

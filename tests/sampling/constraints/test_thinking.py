@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from specdist.sampling.constraints.constraint import Constraint
-from specdist.sampling.constraints.masker import RowRule
-from specdist.sampling.constraints.thinking import ThinkingMarkers
-from specdist.sampling.processing.options import TokenOptions
-from specdist.sampling.processing.row_table import QueryPositions, RowTable
+from specdist.sampling.constraints.masker import RowRule, ThinkingMarkers
+from specdist.sampling.processing.row_table import QueryPositions, RowTable, TokenOptions
 from tests.sampling.constraints.letters import END, letters_masker
 from tests.sampling.constraints.reference import allowed_by_llguidance, token_ids_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from specdist.results.evaluate.config import EXACT_MATCH, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Metric, Scores
-from specdist.sampling.constraints.thinking import THINKING
+from specdist.sampling.constraints.masker import THINKING
 from specdist.utils.errors import UserError
 
 # The column of a run that tells the thinking from the answer (--split_thinking, --max_thinking_tokens).
