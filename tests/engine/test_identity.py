@@ -12,7 +12,7 @@ from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Harness, llama_pair, requests_for
 from tests.engine.markov import MarkovModel
 from tests.engine.test_greedy import MODES, prompts_of_lengths
-from tests.models.families import noisy_copy, tiny_model
+from tests.models.families import tiny_model
 
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GREEDY = SamplingSettings(temperature=0.0)
@@ -57,9 +57,8 @@ def check_preempted(
 def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
     settings: SamplingSettings, num_ahead_tokens: int, num_branches: int
 ) -> None:
-    target = tiny_model("llama", seed=3)
+    target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
-    draft = noisy_copy(target)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
     expected = Harness(target, draft, max_num_seqs=1, **common).generate(requests)
