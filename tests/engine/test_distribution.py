@@ -2,7 +2,7 @@
 
 Per run 24,000 tokens: 1,200 completions of 20 tokens. ``sampled.py`` says what is tested of them; the first
 p-value, of transitions, is the one that sees most. Seen with twice as many tokens, sound code: 0.067 to 0.65.
-With faults of ``tests/mutants`` planted, also with twice as many (half of them make the exponents half as large):
+With faults of ``tests/mutants`` planted, also with twice as many (the exponents halve with their number):
 
     recovered token drawn with the number that rejected its candidate, synchronous      0 (below 1e-300)
     candidate verified with the number that drew it, synchronous                        0
