@@ -81,7 +81,7 @@ def test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared(
         assert outcome(replica.generate(requests)) == expected, limits
         num_preemptions += replica.stats_recorder.close_shard(0).num_preemptions
         assert runner_of(replica).num_seen_in_windows > 3_000
-    assert num_preemptions > 2 and sum(shared) > 2 * num_shared > 200
+    assert num_preemptions > 1 and sum(shared) > 2 * num_shared > 200
 
 
 def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_seen() -> None:

@@ -59,7 +59,7 @@ def test_what_llguidance_would_not_keep_is_kept(schema: Any, right: str, wrong: 
         ({"pattern": r"^a\x01$"}, "at /pattern: '^a\\\\x01$' asks for control characters"),
         ({"minProperties": 3, "required": ["a"]}, "minProperties 3 needs 2 names in required"),
         ({"const": "\ud800"}, "surrogates not allowed"),
-        ({"$ref": "#"}, "at /: no token is allowed next"),
+        ({"$ref": "#"}, "no token is allowed next"),
         ('{"items":' * 90000 + "{}" + "}" * 90000, "nested too deeply"),
         (False, "the schema is false, which nothing matches"),
     ],
