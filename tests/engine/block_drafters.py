@@ -14,16 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.engine.draft.client import InProcess
-from specdist.engine.messages.interfaces import Proposer
 from specdist.models.draft_models.block import BLOCK, BlockDrafter, published_config
 from specdist.models.drafters.runner import DrafterRunner
-from specdist.models.families.adapters import use_paged_attention
-from specdist.models.passes.runner import ModelRunner
 from specdist.policies import DraftSequences, Goodput, VerifiedTokens
 from specdist.policies.costs import CostModel, Curve
-from tests.engine.eagle import MASK_ID, Drafted, Watched, drafter_layers
-from tests.engine.harness import CPU, Harness
+from tests.engine.eagle import MASK_ID, Drafted, EagleHarness, drafter_layers, layer_of, norm_of
 
 LAYERS = [2, 0, 1]
 BLOCK_SIZE = 5
@@ -98,27 +93,15 @@ def save_drafter(model: BlockDrafter, values: dict[str, Any], folder: Path) -> P
     return folder
 
 
-class BlockHarness(Harness):
+class BlockHarness(EagleHarness):
     """An engine whose draft proposes blocks; ``blocks``: all that was drafted."""
 
     def __init__(self, target: PreTrainedModel, draft: BlockDrafter, **options: Any) -> None:
         most = BLOCK.max_draft_tokens(draft.config)
-        # So that room for candidates is reserved as for a draft of this kind.
-        super().__init__(target, target, **{"num_draft_tokens": most, **options})
-        device = options.get("device", CPU)
-        model = copy.deepcopy(target).to(device)
-        use_paged_attention(model)
-        read = BLOCK.read_states(draft.config, target.config.num_hidden_layers)
-        self.target_runner = ModelRunner(model, device, reads=read)
-        self.draft_runner = DrafterRunner(copy.deepcopy(draft).to(device), device, BLOCK)
-        self.runners = [self.target_runner, self.draft_runner]
-        self.assembly.allocate(self.target_runner)
-        self.assembly.allocate_draft(self.draft_runner)
-        self.blocks: list[Drafted] = []
+        super().__init__(target, draft, **{"num_draft_tokens": most, **options})
 
-    def proposer(self) -> Proposer:
-        worker = self.assembly.draft_worker(self.draft_runner, self.policy)
-        return Watched(self.assembly.draft(InProcess(worker), self.target_runner), self.blocks)
+    def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
+        return DrafterRunner(copy.deepcopy(draft).to(self.device), self.device, BLOCK)
 
 
 def goodput(max_draft_tokens: int, num_rows: int, *, is_coupled: bool = False, kind: type = Goodput) -> Any:
@@ -202,45 +185,13 @@ def _outputs(
     committed = torch.tensor(tokens)
     found = target(committed[None, :-1], output_hidden_states=True).hidden_states
     states = torch.cat([found[layer][0].double() for layer in sorted(config.state_layers)], dim=-1)
-    contexts = _norm(states @ weights["fc.weight"].T, weights["hidden_norm.weight"])
-    begin, size = len(contexts), config.block_size
-    ids = torch.tensor([tokens[-1], *[config.mask_token_id] * (size - 1)])
+    contexts = norm_of(states @ weights["fc.weight"].T, weights["hidden_norm.weight"], config)
+    ids = torch.tensor([tokens[-1], *[config.mask_token_id] * (config.block_size - 1)])
     hidden = weights["embed_tokens.weight"][ids]
     for layer in range(config.num_hidden_layers):
         own = {name.removeprefix(f"layers.{layer}."): weight for name, weight in weights.items()}
-        inputs = _norm(hidden, own["input_layernorm.weight"])
-        seen = torch.cat([contexts, inputs])
-        queries = _turned(_heads(inputs, own, "q"), begin)
-        keys = _turned(_heads(seen, own, "k"), 0)
-        values = (seen @ own["self_attn.v_proj.weight"].T).unflatten(-1, (-1, config.head_dim))
-        repeats = queries.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-        # No mask: a block sees itself in both directions.
-        weights_HQK = (torch.einsum("qhd,khd->hqk", queries, keys) * config.head_dim**-0.5).softmax(dim=-1)
-        attended = torch.einsum("hqk,khd->qhd", weights_HQK, values).flatten(1)
-        hidden = hidden + attended @ own["self_attn.o_proj.weight"].T
-        normed = _norm(hidden, own["post_attention_layernorm.weight"])
-        gates = torch.nn.functional.silu(normed @ own["mlp.gate_proj.weight"].T)
-        hidden = hidden + (gates * (normed @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
-    outputs = _norm(hidden, weights["norm.weight"])
+        inputs = norm_of(hidden, own["input_layernorm.weight"], config)
+        hidden = layer_of(own, config, inputs, hidden, contexts)
+    outputs = norm_of(hidden, weights["norm.weight"], config)
     known = (torch.arange(config.draft_vocab_size) + draft.d2t).tolist()
     return weights, known, outputs[config.first_row :]
-
-
-def _heads(inputs: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
-    norm = own[f"self_attn.{name}_norm.weight"]
-    return _norm((inputs @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, len(norm))), norm)
-
-
-def _turned(heads: Tensor, begin: int) -> Tensor:
-    """By the angles of positions from ``begin`` on."""
-    width = heads.shape[-1]
-    positions = torch.arange(begin, begin + len(heads)).double()
-    angles = positions[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
-    pairs = torch.complex(heads[..., : width // 2], heads[..., width // 2 :])
-    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat([pairs.real, pairs.imag], dim=-1)
-
-
-def _norm(values: Tensor, weight: Tensor) -> Tensor:
-    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6) * weight

@@ -237,7 +237,9 @@ def expected_probabilities(
     for depth, candidate in enumerate(block.candidates):
         output = outputs[depth] if mask is not None else _stack(weights, config, tokens, states)[-1]
         logits = (
-            output if getattr(config, "norm_output", False) else _norm(output, weights["norm.weight"], config)
+            output
+            if getattr(config, "norm_output", False)
+            else norm_of(output, weights["norm.weight"], config)
         )
         own = (logits @ weights["lm_head.weight"].T / temperature).softmax(dim=-1)
         place = (ids == candidate).nonzero()
@@ -249,10 +251,10 @@ def expected_probabilities(
 
 def _fused(weights: dict[str, Tensor], config: Any, states: Tensor) -> Tensor:
     if "input_norm.weight" in weights:
-        states = _norm(states, weights["input_norm.weight"], config)
+        states = norm_of(states, weights["input_norm.weight"], config)
     if "fc_norm.0.weight" in weights:
         parts = states.unflatten(-1, (3, -1)).unbind(-2)
-        normed = [_norm(part, weights[f"fc_norm.{n}.weight"], config) for n, part in enumerate(parts)]
+        normed = [norm_of(part, weights[f"fc_norm.{n}.weight"], config) for n, part in enumerate(parts)]
         states = torch.cat(normed, dim=-1)
     return states @ weights["fc.weight"].T
 
@@ -262,45 +264,53 @@ def _stack(weights: dict[str, Tensor], config: Any, tokens: Tensor, states: Tens
     names = ["midlayer.", *(f"layers.{layer}." for layer in range(1, config.num_hidden_layers))]
     for name in names:
         own = {each.removeprefix(name): weight for each, weight in weights.items()}
-        normed = _norm(
+        normed = norm_of(
             states, own["hidden_norm.weight" if name == "midlayer." else "input_layernorm.weight"], config
         )
         if name == "midlayer.":
             if getattr(config, "norm_before_residual", False):
                 states = normed
-            embedded = _norm(weights["embed_tokens.weight"][tokens], own["input_layernorm.weight"], config)
+            embedded = norm_of(weights["embed_tokens.weight"][tokens], own["input_layernorm.weight"], config)
             normed = torch.cat([embedded, normed], dim=-1)
-        states = _layer(own, config, normed, states)
-    return _norm(states, weights["norm.weight"], config) if getattr(config, "norm_output", False) else states
+        states = layer_of(own, config, normed, states)
+    return (
+        norm_of(states, weights["norm.weight"], config) if getattr(config, "norm_output", False) else states
+    )
 
 
-def _layer(of: dict[str, Tensor], config: Any, inputs: Tensor, states: Tensor) -> Tensor:
-    width, num_tokens = config.head_dim, len(inputs)
-    angles = torch.arange(num_tokens)[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
+def layer_of(
+    of: dict[str, Tensor], config: Any, inputs: Tensor, states: Tensor, contexts: Tensor | None = None
+) -> Tensor:
+    """The outputs of a layer of Llama or Qwen3 with these weights. Tokens see those before them; those of a
+    block see all of it, and ``contexts`` before it."""
+    seen = inputs if contexts is None else torch.cat([contexts, inputs])
+    width, begin = config.head_dim, len(seen) - len(inputs)
+    angles = torch.arange(len(seen))[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
     turns = torch.polar(torch.ones_like(angles), angles)[:, None]
 
-    def heads(name: str, *, is_turned: bool) -> Tensor:
-        found = (inputs @ of[f"self_attn.{name}_proj.weight"].T).view(num_tokens, -1, width)
+    def heads(name: str, tokens: Tensor, turns: Tensor | None) -> Tensor:
+        found = (tokens @ of[f"self_attn.{name}_proj.weight"].T).view(len(tokens), -1, width)
         if f"self_attn.{name}_norm.weight" in of:
-            found = _norm(found, of[f"self_attn.{name}_norm.weight"], config)
-        if is_turned:
+            found = norm_of(found, of[f"self_attn.{name}_norm.weight"], config)
+        if turns is not None:
             pairs = torch.complex(found[..., : width // 2], found[..., width // 2 :]) * turns
             found = torch.cat([pairs.real, pairs.imag], dim=-1)
         return found
 
-    queries, keys, values = (heads(name, is_turned=name != "v") for name in ("q", "k", "v"))
+    queries, keys, values = heads("q", inputs, turns[begin:]), heads("k", seen, turns), heads("v", seen, None)
     repeats = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     scores = torch.einsum("qhd,khd->hqk", queries, keys) * width**-0.5
-    scores = scores.masked_fill(~torch.ones(num_tokens, num_tokens).tril().bool(), -torch.inf)
+    if contexts is None:
+        scores = scores.masked_fill(~torch.ones(len(seen), len(seen)).tril().bool(), -torch.inf)
     attended = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values).flatten(1)
     added = states + attended @ of["self_attn.o_proj.weight"].T
-    normed = _norm(added, of["post_attention_layernorm.weight"], config)
+    normed = norm_of(added, of["post_attention_layernorm.weight"], config)
     gates = torch.nn.functional.silu(normed @ of["mlp.gate_proj.weight"].T)
     return added + (gates * (normed @ of["mlp.up_proj.weight"].T)) @ of["mlp.down_proj.weight"].T
 
 
-def _norm(values: Tensor, weight: Tensor, config: Any) -> Tensor:
+def norm_of(values: Tensor, weight: Tensor, config: Any) -> Tensor:
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight
 
 

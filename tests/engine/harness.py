@@ -10,6 +10,7 @@ target's windowed layers have pages of their own.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -40,6 +41,7 @@ from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from tests.engine.markov import MarkovModel, MarkovRunner
+from tests.models.families import noisy_copy, tiny_model
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
@@ -72,6 +74,13 @@ def paged_runner(
     model = copy.deepcopy(model).to(device)
     use_paged_attention(model)
     return ModelRunner(model, device, acceleration, head=copy.deepcopy(head))
+
+
+@functools.cache
+def llama_pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny target, and a draft that agrees with it often; both only to be read."""
+    target = tiny_model("llama", seed=3)
+    return target, noisy_copy(target)
 
 
 def decode(token_ids: list[int]) -> str:

@@ -40,13 +40,11 @@ def weights(positions: np.ndarray, vocab_size: int) -> np.ndarray:
 @dataclass(frozen=True)
 class MarkovModel:
     """``logits_VVV[last, checksum]`` are those of the next token; ``estimates_VV`` the logits of a trained
-    head of the draft, of the last token, or with ``reads_drawing_state`` of the next one; with
-    ``uses_features`` they depend on the token's features too."""
+    head of the draft, of the last token; with ``uses_features`` they depend on the token's features too."""
 
     logits_VVV: Tensor
     estimates_VV: Tensor | None = None
     uses_features: bool = False
-    reads_drawing_state: bool = False
     # Of a layer that does nothing but to compare what it sees with the other's.
     window: int | None = None
 
@@ -68,11 +66,6 @@ class MarkovModel:
         """[U, V]"""
         return self.logits_VVV[self.states_after(token_ids_UL.numpy())]
 
-    def estimates_after(self, token_ids_UL: Tensor) -> Tensor:
-        """float64 [U] in [0, 1]: the head's, of each sequence's last token, or of the token after it."""
-        assert self.estimates_VV is not None
-        return self.estimates_VV[self.states_after(token_ids_UL.numpy())].double().sigmoid()
-
 
 def markov_pair(
     *,
@@ -81,7 +74,6 @@ def markov_pair(
     seed: int = 1,
     head_offset: float = 0.0,
     uses_features: bool = False,
-    reads_drawing_state: bool = False,
 ) -> tuple[MarkovModel, MarkovModel]:
     """Target and draft. About half of the draft's tokens are accepted: a fault in what follows a
     rejection shows the sooner. The draft's head has an opinion of its own about every token."""
@@ -90,7 +82,7 @@ def markov_pair(
     logits = spread * torch.randn(shape, generator=generator)
     noise = difference * torch.randn(shape, generator=generator)
     estimates = 2 * torch.randn(shape[:2], generator=generator) + head_offset
-    return MarkovModel(logits), MarkovModel(logits + noise, estimates, uses_features, reads_drawing_state)
+    return MarkovModel(logits), MarkovModel(logits + noise, estimates, uses_features)
 
 
 def repetitive_model() -> MarkovModel:
@@ -102,13 +94,10 @@ def repetitive_model() -> MarkovModel:
 class MarkovHead:
     """What the engine asks a :class:`specdist.models.passes.hidden.HiddenStateHead`."""
 
-    def __init__(self, model: MarkovModel) -> None:
-        self._uses_features, self.reads_drawing_state = model.uses_features, model.reads_drawing_state
-        self.takes_features = model.uses_features and not model.reads_drawing_state
+    reads_drawing_state = False
 
-    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
-        added_N = 2 * (features_3N[1] - 0.5) if self._uses_features else torch.zeros(len(estimates_N))
-        return (torch.logit(estimates_N) + added_N).sigmoid()
+    def __init__(self, model: MarkovModel) -> None:
+        self.takes_features = model.uses_features
 
 
 class MarkovRunner:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdist.engine.request import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, markov_pair, weights
@@ -25,9 +24,7 @@ from tests.statistics import chi_square_p_value, chi_square_p_value_of_rows
 # Prompts of several lengths; two of them share a page.
 PROMPTS = [[1, 2, 3, 1, 6, 0], [4], [1, 2, 3, 1, 4, 4, 2, 2, 1, 3, 0, 1]]
 NUM_TOKENS = 20
-NUM_SAMPLES = 800
-# Where what is to be noticed is large, as with tokens that are thrown away by their value.
-FEWER_SAMPLES = 400
+NUM_SAMPLES = 400
 NUM_BUCKETS = 47
 END = -1
 # The tests look at about 400 p-values with fixed seeds: odds of a false alarm 1 in 250.
@@ -38,6 +35,8 @@ FILTERED = SamplingSettings(temperature=0.8, top_k=5, top_p=0.9)
 TOP_K = SamplingSettings(temperature=1.2, top_k=4)
 COUPLED = SamplingSettings(is_coupled=True)
 COUPLED_FILTERED = SamplingSettings(temperature=0.8, top_k=5, top_p=0.9, is_coupled=True)
+# In turns, ahead, and with branches: ``tests.engine.test_greedy.MODES``.
+AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
 
 
 def markov_replica(
@@ -78,13 +77,7 @@ def p_values(
     completions = replica.generate(requests_for(PROMPTS, num_samples))
     assert len(completions) == num_samples * len(PROMPTS)
     assert all(completion.error is None for completion in completions)
-    return p_values_of(completions, probabilities_VVV(model, replica.settings), eos=eos)
-
-
-def p_values_of(
-    completions: Sequence[Completion], probabilities: np.ndarray, *, eos: Sequence[int] = ()
-) -> list[float]:
-    """As :func:`p_values`, of completions of ``PROMPTS``."""
+    probabilities = probabilities_VVV(model, replica.settings)
     vocab_size = len(probabilities)
     counts = np.zeros((vocab_size, vocab_size, vocab_size), np.int64)
     of_buckets = []

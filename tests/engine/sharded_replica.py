@@ -19,17 +19,13 @@ from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
-from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.ranks import join, leave
 
 IDENTITY = [
     SamplingSettings(temperature=0.0),
-    SamplingSettings(temperature=0.9),
-    SamplingSettings(temperature=0.9, top_k=20),
     SamplingSettings(temperature=0.9, top_k=20, top_p=0.95),
-    SamplingSettings(temperature=0.9, is_coupled=True),
     SamplingSettings(temperature=0.9, top_k=20, is_coupled=True),
-    SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True),
 ]
 NARROW = VOCAB_SIZE - 5
 
@@ -74,14 +70,13 @@ group = dist.new_group([0, 1])
 folder, recurrent_folder = sys.argv[1:]
 
 target = tiny_model("llama", seed=3)
-# The second has fewer ids, so that the target's last ones are padding.
-drafts = [noisy_copy(target), tiny_model("llama", seed=4, vocab_size=NARROW)]
-prompts = [[token % NARROW for token in prompt] for prompt in prompts_of_lengths(5, 23, 40, 2, 11, 17)]
+# It has fewer ids, so that the target's last ones are padding.
+draft = tiny_model("llama", seed=4, vocab_size=NARROW)
+prompts = [[token % NARROW for token in prompt] for prompt in prompts_of_lengths(5, 23, 40, 2)]
 requests = requests_for(prompts, num_samples=2)
-for draft in drafts:
-    for settings in IDENTITY:
-        check(folder, target, draft, settings=settings, eos=[7], max_new_tokens=24)
+for settings in IDENTITY:
+    check(folder, target, draft, settings=settings, eos=[7], max_new_tokens=12)
 # Samples begin with copies of states, of which each rank has its heads'.
-stats = check(recurrent_folder, tiny_model("qwen3_5_text", seed=3), drafts[0], max_new_tokens=24)
-assert stats is None or stats.num_shared_prompt_tokens == 4 + 20 + 36 + 8 + 16
+stats = check(recurrent_folder, tiny_model("qwen3_5_text", seed=3), draft, max_new_tokens=12)
+assert stats is None or stats.num_shared_prompt_tokens == 4 + 20 + 36
 leave()

@@ -1,153 +1,19 @@
-"""Branches: which are chosen, where they are kept, and that they are what the row would have drafted."""
+"""Branches: which are chosen, and where they are kept. That they are what the row would have drafted is
+tested with the draft's cache."""
 
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBranches
-from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.draft_state import DraftState
-from specdist.engine.messages.opened import OpenedSequences
-from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.models.batch.flat import FlatBatch
-from specdist.models.cache.pages import PageTable
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import FixedLength
-from specdist.policies.payoff import RoundShape
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, paged_runner
-from tests.engine.test_greedy import prompts_of_lengths
-from tests.models.families import VOCAB_SIZE, tiny_model
 
-NUM_DRAFT_TOKENS = 4
-NUM_BRANCHES = 3
-MAX_SEQ_LEN = 128
 GREEDY = SamplingSettings(temperature=0.0)
-NOTHING = np.zeros(0, np.int64)
-
-
-class LoneDraft:
-    """A greedy draft without a target: the test says what is accepted and which token comes next."""
-
-    def __init__(self, model: PreTrainedModel, prompts: list[list[int]]) -> None:
-        self.rows = [list(prompt) for prompt in prompts]
-        self.slots = np.arange(len(prompts))
-        self.pages = PageTable(num_pages=256, page_size=PAGE_SIZE, num_slots=len(prompts))
-        self.runner = paged_runner(model)
-        self.runner.allocate(
-            num_pages=256,
-            page_size=PAGE_SIZE,
-            num_slots=len(prompts),
-            max_seq_len=MAX_SEQ_LEN,
-            num_branch_slots=NUM_BRANCHES * len(prompts),
-            max_branch_tokens=NUM_DRAFT_TOKENS + 1,
-        )
-        self.draft = DraftWorker(
-            self.runner,
-            FixedLength(NUM_DRAFT_TOKENS),
-            settings=GREEDY,
-            vocab_size=VOCAB_SIZE,
-            stop_token_ids=[],
-            num_slots=len(prompts),
-            max_seq_len=MAX_SEQ_LEN,
-            ahead=RoundShape(num_ahead=NUM_DRAFT_TOKENS + 1, num_branches=NUM_BRANCHES),
-        )
-        for slot, prompt in enumerate(prompts):
-            self.pages.open(slot, prompt)
-            self.pages.extend(slot, MAX_SEQ_LEN)
-        lengths = np.array([len(prompt) for prompt in prompts])
-        self._exchange(
-            slots_R=NOTHING,
-            num_accepted_R=NOTHING,
-            next_token_ids_R=NOTHING,
-            opened=OpenedSequences(
-                slots=self.slots,
-                stream_keys=self.slots,
-                num_misses=np.zeros_like(lengths),
-                context_lengths=lengths,
-                max_lengths=np.full_like(lengths, MAX_SEQ_LEN),
-            ),
-            context=FlatBatch(
-                np.concatenate(prompts),
-                np.repeat(self.slots, lengths),
-                np.concatenate([np.arange(length) for length in lengths]),
-            ),
-        )
-
-    def round(self, num_accepted: list[int], next_distributions: list[int]) -> ProposalReply:
-        return self._exchange(
-            slots_R=self.slots,
-            num_accepted_R=np.array(num_accepted),
-            next_token_ids_R=np.array(next_distributions),
-            opened=no_rows(),
-            context=FlatBatch(NOTHING, NOTHING, NOTHING),
-        )
-
-    def _exchange(self, **fields: object) -> ProposalReply:
-        request = ProposalRequest(
-            suspended_slots=NOTHING,
-            page_updates=self.pages.drain_updates(),
-            draft_now_R=np.full_like(fields["num_accepted_R"], NUM_DRAFT_TOKENS),
-            num_redraft_R=np.zeros_like(fields["num_accepted_R"]),
-            next_distributions_W=None,
-            **fields,
-        )
-        reply = self.draft.respond(request)
-        self.draft.prefill_and_draft_ahead(request)
-        return reply
-
-
-def no_rows() -> OpenedSequences:
-    return OpenedSequences(
-        slots=NOTHING, stream_keys=NOTHING, num_misses=NOTHING, context_lengths=NOTHING, max_lengths=NOTHING
-    )
-
-
-def ranked_continuation(model: PreTrainedModel, token_ids: list[int]) -> list[int]:
-    """Every token, likeliest first."""
-    with torch.inference_mode():
-        return model(torch.tensor([token_ids])).logits[0, -1].argsort(descending=True).tolist()
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neo"])
-def test_candidates_always_continue_the_committed_tokens(family: str) -> None:
-    """Whatever is accepted and comes next, anywhere in a page: a stale cache would draft something else."""
-    model = tiny_model(family, seed=5)
-    generator = np.random.default_rng(1)
-    lone = LoneDraft(model, prompts_of_lengths(5, 11, 16))
-    candidates: list[list[int]] = [[], [], []]
-    num_caught = num_missed = 0
-    while max(map(len, lone.rows)) < MAX_SEQ_LEN - 3 * NUM_DRAFT_TOKENS:
-        num_accepted, next_distributions, is_miss = [], [], []
-        for row, chain in zip(lone.rows, candidates, strict=True):
-            count = int(generator.integers(len(chain) + 1))
-            row += chain[:count]
-            ranked = ranked_continuation(model, row)
-            rank = int(generator.choice([0, 1, 2, 17], p=[0.3, 0.4, 0.2, 0.1]))
-            # After a rejection the next token is never the rejected one.
-            if count < len(chain) and rank == 0:
-                rank = 1
-            num_accepted.append(count)
-            next_distributions.append(ranked[rank])
-            is_miss.append(rank > 0)
-            row.append(ranked[rank])
-        reply = lone.round(num_accepted, next_distributions)
-        assert reply.next_token_ids_R.tolist() == next_distributions
-        assert reply.ahead.is_hit_R.tolist() == [not missed for missed in is_miss]
-        bounds = np.cumsum(reply.num_drafted_R)[:-1]
-        candidates = [part.tolist() for part in np.split(reply.candidate_ids_C, bounds)]
-        for row, chain in zip(lone.rows, candidates, strict=True):
-            for depth, token in enumerate(chain):
-                assert token == ranked_continuation(model, row + chain[:depth])[0]
-        num_missed += sum(is_miss)
-        num_caught += int(reply.ahead.is_caught_R.sum())
-        assert all(len(chain) == NUM_DRAFT_TOKENS for chain, rank in
-                   zip(candidates, reply.ahead.is_caught_R.tolist(), strict=True) if rank)  # fmt: skip
-    assert 0 < num_caught < num_missed
 
 
 def test_the_likeliest_misses_are_chosen() -> None:

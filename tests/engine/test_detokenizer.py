@@ -45,15 +45,6 @@ def test_tokens_add_what_decoding_everything_adds(make: Kind) -> None:
             assert found == plain(tokenizer, before_ids, token_ids, skip_special=skip_special)
 
 
-def test_the_space_before_the_first_word_is_kept() -> None:
-    """Of Llama 2's tokenizer; where the prompt has no text of its own, none is before the first word."""
-    tokenizer = KINDS[0]()
-    the, sky, begin = tokenizer.convert_tokens_to_ids(["▁the", "▁sky", "<s>"])
-    detokenizer = detokenizer_of(tokenizer)
-    assert detokenizer.added([begin, the], [sky]) == " sky" != tokenizer.decode([sky])
-    assert detokenizer.added([begin], [sky]) == detokenizer.added([], [sky]) == "sky"
-
-
 def stops_of(tokenizer: PreTrainedTokenizerFast, sayings: Sayings) -> tuple[str, ...]:
     """Pieces of what the tokenizer writes, one with a special token, some with a space in front."""
     found: list[str] = []

@@ -1,8 +1,9 @@
 """What the engine emits follows the target's distribution: chi-square tests on a Markov pair.
 
-Per run 48,000 tokens: 2,400 completions of 20 tokens, in half a second or a second. ``sampled.py`` says what
-is tested of them; the first p-value, of transitions, is the one that sees most. Seen with the seeds of these
-tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults of ``tests/mutants`` planted:
+Per run 24,000 tokens, 1,200 completions of 20 tokens, and twice as many with three branches. ``sampled.py``
+says what is tested of them; the first p-value, of transitions, is the one that sees most. Seen with 48,000
+tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000 (with fewer the
+exponents fall):
 
     recovered token drawn with the number that rejected its candidate, synchronous      0 (below 1e-300)
     candidate verified with the number that drew it, synchronous                        0
@@ -16,19 +17,15 @@ tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults
     adopted branch with the probabilities of the lost chain, or with its scores         3e-19, 5e-18
     bonus token drawn one position early, synchronous                                   0
     one noise for all positions under coupling                                          0 (buckets too: 2e-45)
-    vocabulary shards that forget the temperature, 1.2                                  4e-9
-
-An earlier version, 6,000 completions of 6 tokens by a transformer, gave the first of them p = 0.03 to 0.57.
 """
-
-from typing import Any
 
 import pytest
 
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import (
+    AHEAD,
     ALARM,
     COUPLED,
     COUPLED_FILTERED,
@@ -39,11 +36,8 @@ from tests.engine.sampled import (
     TOP_K,
     markov_replica,
     p_values,
-    p_values_of,
-    probabilities_VVV,
 )
 from tests.engine.sliced import SlicedMarkovReplica
-from tests.engine.test_greedy import MODES
 
 TARGET = markov_pair()[0]
 SETTINGS = {
@@ -53,22 +47,12 @@ SETTINGS = {
     "coupled": COUPLED,
     "coupled, filtered": COUPLED_FILTERED,
 }
-AHEAD: list[dict[str, Any]] = [
-    {},
-    {"num_ahead_tokens": 4},
-    {"num_ahead_tokens": 4, "num_branches": 2},
-]
-# Every length and shape of a round with plain draws, and with one of the other settings.
-TURNS = [
-    (1, "plain"), (3, "plain"), (8, "plain"), (3, "filtered"), (8, "top-k"), (1, "coupled"), (3, "coupled"),
-    (8, "coupled, filtered"),
-]  # fmt: skip
+# Every setting in turns, and every shape of a round ahead; lengths and settings by pairs.
+TURNS = [(3, "plain"), (3, "filtered"), (8, "top-k"), (3, "coupled"), (1, "coupled, filtered")]
 ROUNDS_AHEAD = [
-    (1, 0, "plain"), (4, 0, "plain"), (2, 1, "plain"), (4, 3, "plain"), (4, 3, "filtered"), (4, 0, "top-k"),
-    (1, 0, "coupled"), (2, 1, "coupled"), (4, 3, "coupled, filtered"),
+    (1, 0, "plain"), (4, 0, "plain"), (4, 3, "plain"), (2, 1, "filtered"), (2, 0, "top-k"),
+    (4, 3, "coupled, filtered"),
 ]  # fmt: skip
-every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 
 
 @pytest.mark.parametrize(("num_draft_tokens", "name"), TURNS)
@@ -86,7 +70,8 @@ def test_asynchronous_drafting_follows_the_target_s_distribution(
     num_ahead_tokens: int, num_branches: int, name: str
 ) -> None:
     replica = markov_replica(SETTINGS[name], num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
-    found = p_values(replica, TARGET)
+    # Of an adopted branch little is wrong at a time: that takes more tokens to be seen.
+    found = p_values(replica, TARGET, NUM_SAMPLES * (2 if num_branches == 3 else 1))
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.3 < stats.num_ahead_hits / stats.num_ahead_verified < 0.9
@@ -95,47 +80,26 @@ def test_asynchronous_drafting_follows_the_target_s_distribution(
     assert 0.03 < caught < 0.95 if num_branches else caught == 0
 
 
-@pytest.mark.parametrize("settings", [FILTERED, COUPLED], ids=["filtered", "coupled"])
-def test_the_target_alone_follows_its_distribution(settings: SamplingSettings) -> None:
-    found = p_values(markov_replica(settings, pair=(TARGET, None)), TARGET)
+def test_the_target_alone_follows_its_distribution() -> None:
+    found = p_values(markov_replica(FILTERED, pair=(TARGET, None)), TARGET)
     assert min(found) > ALARM, found
 
 
-@every_setting
-def test_a_vocabulary_parallel_target_follows_its_distribution(settings: SamplingSettings) -> None:
-    """And each token is that of the unsharded target."""
-    replica = markov_replica(settings, kind=SlicedMarkovReplica, max_num_seqs=400)
-    completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-    found = p_values_of(completions, probabilities_VVV(TARGET, settings))
-    assert min(found) > ALARM, found
-    whole = markov_replica(settings, max_num_seqs=400).generate(requests_for(PROMPTS, NUM_SAMPLES))
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(settings: SamplingSettings) -> None:
+    sliced, whole = (
+        markov_replica(settings, kind=kind, max_num_seqs=200).generate(requests_for(PROMPTS, 100))
+        for kind in (SlicedMarkovReplica, Harness)
+    )
     # A probability that differs in the last bit may very rarely change a token.
-    num_same = sum(one.token_ids == other.token_ids for one, other in zip(completions, whole, strict=True))
-    assert num_same > 0.995 * len(whole)
-
-
-@every_mode
-def test_stop_tokens_do_not_bias_the_output(ahead: dict[str, int]) -> None:
-    """The tokens before an early end follow the same distribution."""
-    replica = markov_replica(PLAIN, eos=[5], **ahead)
-    found = p_values(replica, TARGET, eos=[5])
-    assert min(found) > ALARM, found
-
-
-@every_mode
-def test_preemption_does_not_bias_the_output(ahead: dict[str, int]) -> None:
-    """Rows restart in another slot while other rows are in the middle of their completions."""
-    replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=600, **ahead)
-    found = p_values(replica, TARGET)
-    assert min(found) > ALARM, found
-    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
+    num_same = sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True))
+    assert num_same > 0.99 * len(whole)
 
 
 @pytest.mark.parametrize(
     ("settings", "ahead"),
-    [(PLAIN, AHEAD[0]), (COUPLED, AHEAD[0]), (FILTERED, AHEAD[1]), (TOP_K, AHEAD[2]), (PLAIN, AHEAD[2]),
-     (COUPLED_FILTERED, AHEAD[2])],
-)  # fmt: skip
+    [(PLAIN, AHEAD[0]), (FILTERED, AHEAD[1]), (TOP_K, AHEAD[2]), (COUPLED_FILTERED, AHEAD[2])],
+)
 def test_a_draft_that_is_the_target_is_accepted_always(
     settings: SamplingSettings, ahead: dict[str, int]
 ) -> None:

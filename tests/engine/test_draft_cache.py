@@ -6,6 +6,7 @@ and no test of the output detects it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,6 @@ from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import requests_for
 from tests.engine.markov import MarkovRunner
 from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
-from tests.engine.test_greedy import MODES
 
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD: list[dict[str, int]] = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}]
@@ -62,14 +62,19 @@ class Cached(CheckedReplica):
     checks = EverySequence
 
 
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 @pytest.mark.parametrize(
-    ("settings", "num_pages", "pauses"),
-    [(GREEDY, 1000, True), (GREEDY, 24, False), (PLAIN, 24, True), (FILTERED, 1000, False)],
-    ids=["greedy, roomy, pausing", "greedy, tight", "plain, tight, pausing", "filtered, roomy"],
+    ("ahead", "settings", "num_pages", "pauses"),
+    [
+        (AHEAD[0], GREEDY, 1000, True),
+        (AHEAD[0], FILTERED, 24, False),
+        (AHEAD[1], PLAIN, 24, True),
+        (AHEAD[2], FILTERED, 1000, False),
+        (AHEAD[2], GREEDY, 24, True),
+    ],
+    ids=["roomy, pausing", "tight", "asynchronous, tight, pausing", "branches", "branches, tight, pausing"],
 )
 def test_the_cache_of_every_row_is_what_the_draft_assumes(
-    settings: SamplingSettings, num_pages: int, pauses: bool, ahead: dict[str, Any]
+    ahead: dict[str, Any], settings: SamplingSettings, num_pages: int, pauses: bool
 ) -> None:
     policy = Pausing() if pauses else FixedLength(3)
     replica = markov_replica(
@@ -105,21 +110,27 @@ class Redrawn(CheckedReplica):
     checks = EveryCandidate
 
 
-def test_what_is_drafted_after_an_adopted_branch_sees_its_tokens() -> None:
-    """Every second round drafts before its reply, after what the round before has drafted ahead."""
+@pytest.mark.parametrize(
+    "shapes",
+    [(), [RoundShape(num_ahead=3, num_branches=3), SYNCHRONOUS]],
+    ids=["ahead", "ahead, then in turns"],
+)
+def test_what_is_drafted_continues_the_committed_tokens(shapes: Sequence[RoundShape]) -> None:
+    """Whatever is accepted and comes next, anywhere in a page. In every second round in turns the draft goes
+    on after what the round before has drafted ahead, before its reply."""
     replica = markov_replica(
         GREEDY,
         kind=Redrawn,
         policy=FixedLength(6),
         num_ahead_tokens=4,
         num_branches=3,
-        shapes=[RoundShape(num_ahead=3, num_branches=3), SYNCHRONOUS],
+        shapes=shapes,
         max_num_seqs=20,
         max_new_tokens=50,
         max_seq_len=64,
     )
     # No two share a prefix, which the draft would find in pages alone.
-    replica.generate(requests_for([[first, *prompt] for first, prompt in enumerate(PROMPTS)]))
+    replica.generate(requests_for([[first, *prompt] for first in range(7) for prompt in PROMPTS[:2]]))
     stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 200
     assert stats.num_branch_hits > 10

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
 from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
@@ -16,22 +15,15 @@ from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
-from tests.engine.harness import Harness, requests_for
+from tests.engine.harness import Harness, llama_pair, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.test_identity import outcome
-from tests.models.families import noisy_copy, tiny_model
 
 TARGET, DRAFT = 0, 1
 NAN, INF = float("nan"), float("inf")
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
-
-
-@pytest.fixture(scope="module")
-def models() -> tuple[PreTrainedModel, PreTrainedModel]:
-    target = tiny_model("llama", seed=3)
-    return target, noisy_copy(target)
 
 
 def poison(
@@ -72,14 +64,17 @@ def check_bad_rows(
 
 
 @pytest.mark.parametrize(
-    ("settings", "value"),
-    [(GREEDY, NAN), (GREEDY, INF), (SAMPLED, INF), (GUMBEL, NAN), (SamplingSettings(top_k=9), NAN)],
-    ids=["greedy", "greedy, inf", "top-p, inf", "gumbel", "top-k"],
+    ("settings", "value", "has_draft", "num_ahead_tokens"),
+    [
+        (GREEDY, NAN, True, 0),
+        (GREEDY, INF, False, 0),
+        (SAMPLED, INF, True, 4),
+        (GUMBEL, NAN, True, 4),
+        (SamplingSettings(top_k=9), NAN, True, 0),
+    ],
+    ids=["greedy", "alone, inf", "asynchronous, inf", "asynchronous, gumbel", "top-k"],
 )
-@pytest.mark.parametrize(("has_draft", "num_ahead_tokens"), [(False, 0), (True, 0), (True, 4)],
-                         ids=["alone", "none", "asynchronous"])  # fmt: skip
 def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
-    models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     settings: SamplingSettings,
     value: float,
@@ -94,7 +89,7 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
         "num_ahead_tokens": num_ahead_tokens,
     }
     common["num_branches"] = 2 * bool(num_ahead_tokens)
-    pair = models if has_draft else (models[TARGET], None)
+    pair = llama_pair() if has_draft else (llama_pair()[TARGET], None)
     expected = Harness(*pair, **common).generate(requests)
 
     def is_bad(token_id: int, position: int) -> bool:
@@ -106,10 +101,10 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     assert 2 <= check_bad_rows(completions, expected, is_bad) < len(requests)
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "asynchronous"])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL], ids=["greedy", "sampled", "gumbel"])
+@pytest.mark.parametrize(
+    ("settings", "num_ahead_tokens"), [(GREEDY, 4), (SAMPLED, 0), (SAMPLED, 4), (GUMBEL, 0)]
+)
 def test_a_draft_with_some_nans_only_drafts_less(
-    models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     settings: SamplingSettings,
@@ -117,9 +112,10 @@ def test_a_draft_with_some_nans_only_drafts_less(
 ) -> None:
     """A draft that is the target is always accepted; only the tokens at its NaNs are not drafted."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
+    target = llama_pair()[TARGET]
     replica = Harness(
-        models[TARGET],
-        models[TARGET],
+        target,
+        target,
         settings=settings,
         max_new_tokens=24,
         num_ahead_tokens=num_ahead_tokens,
@@ -135,27 +131,20 @@ def test_a_draft_with_some_nans_only_drafts_less(
         assert [c.token_ids for c in completions] == [c.token_ids for c in whole]
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_draft_of_nans_leaves_the_target_to_decode_alone(
-    models: tuple[PreTrainedModel, PreTrainedModel],
-    monkeypatch: pytest.MonkeyPatch,
-    settings: SamplingSettings,
-) -> None:
+def test_a_draft_of_nans_leaves_the_target_to_decode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = requests_for(prompts_of_lengths(5, 23))
-    replica = Harness(*models, settings=settings)
+    replica = Harness(*llama_pair(), settings=SAMPLED)
     poison(monkeypatch, replica.runners[DRAFT], float("nan"), lambda *_: True)
     completions = replica.generate(requests)
-    alone = Harness(models[TARGET], None, settings=settings).generate(requests)
+    alone = Harness(llama_pair()[TARGET], None, settings=SAMPLED).generate(requests)
     assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
     assert replica.stats_recorder.close_shard(0).num_draft_tokens == 0
 
 
-def test_a_target_of_nans_ends_the_job_before_anything_is_written(
-    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_of_nans_ends_the_job_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with fewer rows per batch than it takes to be sure; with fewer rows in all, they are errors."""
     for max_num_seqs in (2, 16):
-        replica = Harness(*models, max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
+        replica = Harness(*llama_pair(), max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
         poison(monkeypatch, replica.runners[TARGET], float("nan"), lambda *_: True)
         few = replica.generate(requests_for(prompts_of_lengths(*range(3, 2 + NUM_SUSPECT_ROWS))))
         assert [c.finish_reason for c in few] == ["error"] * (NUM_SUSPECT_ROWS - 1)

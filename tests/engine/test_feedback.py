@@ -4,31 +4,25 @@ where the policy's state of a row is kept: in its slot, and aside while the row 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.steps import draft_loop
-from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_steps import Drafting
 from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import (
-    DraftFeatures,
     DraftSequences,
     FixedLength,
     HfHeuristic,
     LengthPolicy,
-    RoundContext,
     VerifiedTokens,
 )
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 
-REPLY, LEARN, DRAFT, GIVE, RECEIVE = "reply", "learn", "draft", "give", "receive"
+REPLY, LEARN, DRAFT = "reply", "learn", "draft"
 
 
 @dataclass
@@ -84,63 +78,6 @@ def test_a_draft_replies_before_it_learns_unless_it_has_still_to_draft(
     assert all(events[index - place : index - place + 3] == order for index in learned)
     stats = replica.stats_recorder.shard(0)
     assert policy.num_verified >= stats.num_accepted_tokens > 5
-
-
-def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Noting()
-    give, receive = DraftLoop._give, DraftLoop._receive
-
-    def noted_give(self: DraftLoop, drafting: Drafting) -> None:
-        give(self, drafting)
-        policy.events.extend([GIVE] * bool(drafting.given))
-
-    def noted_receive(self: DraftLoop, drafting: Drafting) -> Any:
-        policy.events.append(RECEIVE)
-        return receive(self, drafting)
-
-    monkeypatch.setattr(DraftLoop, "_give", noted_give)
-    monkeypatch.setattr(DraftLoop, "_receive", noted_receive)
-    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
-    settings = SamplingSettings(temperature=1.0)
-    replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=4, max_new_tokens=60, settings=settings)
-    replica.generate(requests_for([[1, 2, 3]]))
-    events = policy.events
-    learned = [index for index, event in enumerate(events) if event == LEARN]
-    orders = [events[index - 1 : index + 3] for index in learned]
-    # In a few rounds there is nothing to draft.
-    assert orders.count([GIVE, LEARN, RECEIVE, DRAFT]) > 0.6 * len(orders) > 5
-
-
-class HoldingBack(Noting):
-    """Has one token verified at a time, and keeps the others: so a_1 need not be drafted."""
-
-    def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
-    ) -> np.ndarray:
-        return np.minimum(lengths_R, 1)
-
-
-def test_a_draft_learns_of_every_round_before_the_policy_is_asked_also_without_a_first_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    policy, learned = HoldingBack(max_draft_tokens=6), []
-    draft, wants = DraftWorker.prefill_and_draft_ahead, policy.wants
-    workers: list[DraftWorker] = []
-
-    def noted(self: DraftWorker, request: ProposalRequest) -> None:
-        workers.append(self)
-        draft(self, request)
-
-    def asked(rows: DraftSequences) -> np.ndarray:
-        learned.extend(worker._feedback._verified is None for worker in workers[-1:])
-        return wants(rows)
-
-    monkeypatch.setattr(DraftWorker, "prefill_and_draft_ahead", noted)
-    monkeypatch.setattr(policy, "wants", asked)
-    settings = SamplingSettings(temperature=1.0)
-    replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=6, max_new_tokens=60, settings=settings)
-    replica.generate(requests_for([[1, 2, 3]]))
-    assert len(learned) > 20 and all(learned)
 
 
 def ints(*values: int) -> np.ndarray:

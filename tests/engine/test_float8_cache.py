@@ -4,7 +4,6 @@ back, prefixes shared, rows branched and preempted."""
 from __future__ import annotations
 
 from specdist.models.passes.acceleration import Acceleration
-from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
 from tests.engine.test_identity import check_preempted
@@ -12,7 +11,6 @@ from tests.models.families import noisy_copy, tiny_model
 from tests.models.test_float8_cache import rounding
 
 NARROW = Acceleration(has_float8_cache=True)
-COUPLED = SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True)
 
 
 def test_tokens_are_those_of_generate_on_rounded_keys_and_values() -> None:
@@ -40,14 +38,3 @@ def test_tokens_are_those_of_generate_on_rounded_keys_and_values() -> None:
         if more == {"num_draft_tokens": 5}:
             check_preempted(target, draft, requests, completions, 96 // PAGE_SIZE + 2, **options)
     assert kept_back > 0 and shared > 0
-
-
-def test_coupled_tokens_are_those_of_the_target_alone() -> None:
-    """Of a target with windowed layers in pages of their own; what the draft proposes depends on its cache,
-    too."""
-    target = tiny_model("gemma2")
-    requests = requests_for(prompts_of_lengths(5, 23, 40), num_samples=2)
-    common = {"settings": COUPLED, "max_new_tokens": 20, "acceleration": NARROW, "is_windowed": True}
-    expected = [each.token_ids for each in Harness(target, None, **common).generate(requests)]
-    found = Harness(target, noisy_copy(target), **common).generate(requests)
-    assert [each.token_ids for each in found] == expected

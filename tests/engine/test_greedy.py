@@ -12,7 +12,7 @@ from tests.engine.harness import Harness, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
 
-FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "gpt_neo", "mistral")
+FAMILIES = ("llama", "gemma2", "gpt_neox", "gpt_neo")
 MAX_NEW_TOKENS = 24
 MODES = ["none", "asynchronous", "branches"]
 AHEAD = dict(zip(MODES, ((0, 0), (5, 0), (5, 3)), strict=True))

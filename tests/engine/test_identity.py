@@ -9,9 +9,10 @@ from transformers import PreTrainedModel
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.harness import PAGE_SIZE, Harness, llama_pair, requests_for
+from tests.engine.markov import MarkovModel
 from tests.engine.test_greedy import MODES, prompts_of_lengths
-from tests.models.families import noisy_copy, tiny_model
+from tests.models.families import tiny_model
 
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GREEDY = SamplingSettings(temperature=0.0)
@@ -24,7 +25,6 @@ def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 VARIATIONS: list[dict[str, int]] = [
-    {"max_num_seqs": 3},
     {"max_num_seqs": 16, "max_num_batched_tokens": 512},
     # Prompts in many chunks, together with the blocks of other rows.
     {"max_num_seqs": 16, "max_num_batched_tokens": 17},
@@ -32,8 +32,8 @@ VARIATIONS: list[dict[str, int]] = [
 
 
 def check_preempted(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
+    target: PreTrainedModel | MarkovModel,
+    draft: PreTrainedModel | MarkovModel,
     requests: list[Request],
     expected: list[Completion],
     *num_pages: int,
@@ -49,14 +49,16 @@ def check_preempted(
     return stats
 
 
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 0), (4, 2)], ids=MODES)
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("settings", "num_ahead_tokens", "num_branches"),
+    [(SAMPLED, 0, 0), (GREEDY, 4, 0), (SAMPLED, 4, 2)],
+    ids=MODES,
+)
 def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
     settings: SamplingSettings, num_ahead_tokens: int, num_branches: int
 ) -> None:
-    target = tiny_model("llama", seed=3)
+    target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
-    draft = noisy_copy(target)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
     expected = Harness(target, draft, max_num_seqs=1, **common).generate(requests)
@@ -66,45 +68,33 @@ def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
     check_preempted(target, draft, requests, expected, 96 // PAGE_SIZE + 2, **common)
 
 
-def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
-    replica = Harness(target, draft, settings=SAMPLED, max_new_tokens=12, max_num_batched_tokens=128)
-    [prompt] = prompts_of_lengths(30)
-    together = replica.generate(requests_for([prompt], num_samples=4))
-    # 28 of the 30 tokens fill whole pages: three samples find them in the cache.
-    assert replica.stats_recorder.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
-    assert len({tuple(c.token_ids) for c in together}) == 4
-    for completion in together:
-        alone = Harness(target, draft, settings=SAMPLED, max_new_tokens=12).generate([completion.request])
-        assert outcome(alone) == outcome([completion])
-
-
-def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+def test_samples_and_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
+    target, draft = llama_pair()
     system, *rests = prompts_of_lengths(16, 5, 9, 3)
-    prompts = [system + rest for rest in rests]
-    one_by_one = Harness(target, draft, max_num_seqs=1)
-    expected = [outcome(Harness(target, draft).generate(requests_for([p]))) for p in prompts]
-    found = one_by_one.generate(requests_for(prompts))
-    assert [outcome([c]) for c in found] == expected
-    assert one_by_one.stats_recorder.close_shard(0).num_shared_prompt_tokens == 2 * 16
+    requests = requests_for([system + rest for rest in rests], num_samples=2)
+    common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 12, "max_num_batched_tokens": 128}
+    expected = [outcome(Harness(target, draft, **common).generate([request]))[0] for request in requests]
+    for max_num_seqs in (1, 8):
+        replica = Harness(target, draft, max_num_seqs=max_num_seqs, **common)
+        found = replica.generate(requests)
+        assert outcome(found) == expected
+        # The first pages of two prompts, and all full pages of second samples.
+        shared = 2 * 16 + 20 + 24 + 16
+        assert replica.stats_recorder.close_shard(0).num_shared_prompt_tokens == shared
+        assert len({tuple(c.token_ids) for c in found}) == len(requests)
 
 
-@pytest.mark.parametrize("settings", [SAMPLED, SamplingSettings(top_k=9)], ids=["top-p", "top-k"])
-def test_ahead_no_block_length_branch_or_batch_changes_a_token(settings: SamplingSettings) -> None:
+def test_ahead_no_block_length_branch_or_batch_changes_a_token() -> None:
     """Every next token but the last has a drafted token to verify, and its random numbers are those of its
     position and of the misses before it: block lengths, branches and batches leave no trace."""
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+    target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []
-    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 0), (5, 1), (5, 4), (8, 2)):
+    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 1), (8, 4)):
         replica = Harness(
             target,
             draft,
-            settings=settings,
+            settings=SAMPLED,
             num_draft_tokens=num_draft_tokens,
             num_ahead_tokens=num_draft_tokens + 1,
             num_branches=num_branches,
@@ -115,47 +105,31 @@ def test_ahead_no_block_length_branch_or_batch_changes_a_token(settings: Samplin
     assert all(token_ids == found[0] for token_ids in found)
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["none", "asynchronous"])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("settings", "num_draft_tokens", "is_asynchronous"),
+    [(SAMPLED, 4, False), (GREEDY, 8, False), (SAMPLED, 1, True), (SAMPLED, 4, True), (GREEDY, 4, True)],
+)
 def test_a_draft_that_is_the_target_is_accepted_always(
-    settings: SamplingSettings, is_asynchronous: bool
+    settings: SamplingSettings, num_draft_tokens: int, is_asynchronous: bool
 ) -> None:
     target = tiny_model("llama", seed=3)
-    for num_draft_tokens in (1, 4, 8):
-        replica = Harness(
-            target,
-            target,
-            settings=settings,
-            num_draft_tokens=num_draft_tokens,
-            num_ahead_tokens=num_draft_tokens + 1 if is_asynchronous else 0,
-            num_branches=2 * is_asynchronous,
-            eos=[7],
-            max_new_tokens=40,
-            max_num_batched_tokens=128,
-        )
-        completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=3))
-        stats = replica.stats_recorder.close_shard(0)
-        assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
-        # Everything drafted ahead is used: only at its beginning and end is a row without candidates.
-        assert stats.num_ahead_hits == stats.num_ahead_verified == stats.num_ahead_chains
-        assert (stats.num_ahead_chains > 0) == is_asynchronous
-        assert stats.num_misses == 0
-        assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)
-
-
-def test_stop_strings_cut_a_block_where_they_fall() -> None:
-    target, draft = tiny_model("llama", seed=3), tiny_model("llama", seed=3)
-    requests = requests_for(prompts_of_lengths(5, 23, 12))
-    free = Harness(target, draft, max_new_tokens=30).generate(requests)
-    stop = free[1].text[11:13]
-    cut = Harness(target, draft, max_new_tokens=30, stop=[stop]).generate(requests)
-    for before, after in zip(free, cut, strict=True):
-        where = before.text.find(stop)
-        if where < 0:
-            assert after.text == before.text and after.finish_reason == "length"
-        else:
-            assert after.text == before.text[:where] and after.finish_reason == "stop"
-            # One letter is one token: the ids end with the token that completed the stop string.
-            assert after.token_ids == before.token_ids[: where + len(stop)]
-            assert after.num_accepted_draft_tokens <= len(after.token_ids)
-    assert cut[1].finish_reason == "stop"
+    replica = Harness(
+        target,
+        target,
+        settings=settings,
+        num_draft_tokens=num_draft_tokens,
+        num_ahead_tokens=num_draft_tokens + 1 if is_asynchronous else 0,
+        num_branches=2 * is_asynchronous,
+        eos=[7],
+        max_new_tokens=24,
+        max_num_batched_tokens=128,
+    )
+    completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens
+    assert stats.num_draft_tokens > 0 or num_draft_tokens == 1
+    # Everything drafted ahead is used: only at its beginning and end is a row without candidates.
+    assert stats.num_ahead_hits == stats.num_ahead_verified == stats.num_ahead_chains
+    assert (stats.num_ahead_chains > 0) == is_asynchronous
+    assert stats.num_misses == 0
+    assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)

@@ -35,7 +35,7 @@ def test_tokens_are_those_of_generate_whatever_the_blocks_prefixes_and_preemptio
     expected = [reference(target, prompt, None) for prompt in prompts]
     requests = requests_for(prompts)
     kept_back = shared = 0
-    for num_draft_tokens in range(9):
+    for num_draft_tokens in (0, 1, 4, 7):
         options = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": MAX_NEW_TOKENS}
         replica = Harness(
             target, draft if num_draft_tokens else None, max_num_seqs=3, max_num_batched_tokens=33, **options
@@ -50,13 +50,12 @@ def test_tokens_are_those_of_generate_whatever_the_blocks_prefixes_and_preemptio
     assert kept_back > 0 and shared > 0
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_a_draft_works_ahead_with_branches(pair: Pair, is_static: bool) -> None:
+def test_a_draft_works_ahead_with_branches(pair: Pair) -> None:
     target, draft = pair
     prompts = prompts_of_lengths(3, 17, 31)
     replica = Harness(
         target, draft, num_ahead_tokens=5, num_branches=3, max_new_tokens=MAX_NEW_TOKENS,
-        acceleration=Acceleration(is_static=is_static),
+        acceleration=Acceleration(is_static=True),
     )  # fmt: skip
     found = [completion.token_ids for completion in replica.generate(requests_for(prompts))]
     assert found == [reference(target, prompt, None) for prompt in prompts]

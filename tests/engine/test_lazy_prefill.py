@@ -57,12 +57,15 @@ def short_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payoff, "MOST_PAUSED", SKIPPED)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"num_pages": 24}, {"max_num_batched_tokens": 20}, {"max_num_seqs": 3}],
-    ids=["roomy", "tight", "chunks", "few"],
-)  # fmt: skip
 @pytest.mark.parametrize(
-    ("settings", "only_odd"), [(GREEDY, False), (FILTERED, True)], ids=["greedy", "some"]
+    ("settings", "only_odd", "options"),
+    [
+        (GREEDY, False, {}),
+        (FILTERED, True, {"num_pages": 24}),
+        (GREEDY, False, {"max_num_batched_tokens": 20}),
+        (FILTERED, True, {"max_num_seqs": 3}),
+    ],
+    ids=["roomy", "some, tight", "chunks", "some, few"],
 )
 def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     settings: SamplingSettings, only_odd: bool, options: dict[str, Any]

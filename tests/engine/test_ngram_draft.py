@@ -24,9 +24,8 @@ from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (
     ALARM,
-    COUPLED,
-    COUPLED_FILTERED,
     FILTERED,
+    NUM_SAMPLES,
     PLAIN,
     PROMPTS,
     TOP_K,
@@ -76,24 +75,11 @@ def test_tokens_follow_the_target_s_distribution(
     rule: dict[str, Any], settings: SamplingSettings, eos: list[int]
 ) -> None:
     replica = ngram_replica(rule, settings, eos=eos)
-    found = p_values(replica, TARGET, eos=eos)
+    found = p_values(replica, TARGET, 2 * NUM_SAMPLES, eos=eos)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.03 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.7
     assert stats.num_draft_passes == 0 and stats.num_drafts > 0.08 * stats.num_row_steps
-
-
-def test_preemption_does_not_bias_the_output() -> None:
-    replica = ngram_replica(SHORT, max_num_seqs=400, num_pages=600)
-    found = p_values(replica, TARGET)
-    assert min(found) > ALARM, found
-    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
-
-
-@pytest.mark.parametrize("settings", [GREEDY, COUPLED, COUPLED_FILTERED])
-def test_one_hot_targets_emit_what_they_emit_alone(settings: SamplingSettings) -> None:
-    alone = markov_replica(settings, pair=(TARGET, None), eos=[5])
-    assert tokens_of(ngram_replica(LONG, settings, eos=[5])) == tokens_of(alone)
 
 
 def test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices() -> None:
@@ -141,14 +127,13 @@ def test_a_preempted_sequence_repeats_its_block() -> None:
     assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("settings", [PLAIN, COUPLED, GREEDY])
-def test_a_text_that_repeats_itself_is_accepted_as_a_whole(settings: SamplingSettings) -> None:
+def test_a_text_that_repeats_itself_is_accepted_as_a_whole() -> None:
     """And blocks grow to their limit, beyond the period: 7 tokens."""
     cycle = torch.full((7, 7, 7), -1e9)
     for token_id in range(7):
         cycle[token_id, :, (token_id + 3) % 7] = 0
     replica = ngram_replica(
-        LONG, settings, target=MarkovModel(cycle),
+        LONG, target=MarkovModel(cycle),
         max_new_tokens=120, max_seq_len=140, is_traced=True,
     )  # fmt: skip
     completions = replica.generate(requests_for([[0], [1, 4, 0]], 5))

@@ -30,7 +30,7 @@ ROPE = {
 FAMILIES = ("phi3", "llama")
 # Below the border to the end, crossing it at once, in the middle and with the last token, and beyond it; two
 # of them have the same first pages, on both sides of the border.
-LENGTHS = (5, 18, 19, 23, 25, 26, 28, 29, 30, 31, 32, 33, 47)
+LENGTHS = (5, 18, 19, 23, 26, 29, 31, 32, 33, 47)
 
 
 @functools.cache
@@ -89,16 +89,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_row_has_the_tokens_of_generate(family: str, name: str) -> None:
+CASES = [
+    *((name, "phi3") for name in OPTIONS),
+    *((name, "llama") for name in ("synchronous", "asynchronous", "static")),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_every_row_has_the_tokens_of_generate(name: str, family: str) -> None:
     options = dict(OPTIONS[name])
     target = model_of(family)
     draft = noisy_copy(target, options.pop("noise", 0.02)) if options.pop("draft", True) else None
     harness = Harness(target, draft, max_new_tokens=MAX_NEW_TOKENS, **options)
-    for _ in range(2):
-        found = harness.generate(requests_for(prompts()))
-        assert [list(completion.token_ids) for completion in found] == expected(family)
+    found = harness.generate(requests_for(prompts()))
+    assert [list(completion.token_ids) for completion in found] == expected(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

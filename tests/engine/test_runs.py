@@ -12,10 +12,10 @@ from specdist.models.passes.acceleration import Acceleration
 from specdist.policies import ConfidenceThreshold, FixedLength, Goodput, LengthPolicy, SpecDecPlusPlus
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, requests_for
+from tests.engine.harness import Harness, llama_pair, requests_for
 from tests.engine.heads import random_head
 from tests.engine.test_greedy import prompts_of_lengths
-from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.families import VOCAB_SIZE
 from tests.models.tape import TapeCapturer
 
 CAP = 4
@@ -36,8 +36,7 @@ def test_rows_and_drafts_are_those_of_single_steps(
     policy: str, is_coupled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some rows end within a run, and some policies stop there; padding takes no part."""
-    target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
+    target, draft = llama_pair()
     settings = SamplingSettings(temperature=0.9, top_k=20, top_p=0.95, is_coupled=is_coupled)
 
     def generated(acceleration: Acceleration | None) -> tuple[object, ...]:

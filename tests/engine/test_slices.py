@@ -10,7 +10,7 @@ from tests.ranks import run_ranks
 
 @pytest.mark.ranks
 def test_verify_outputs_of_three_ranks_are_those_of_one() -> None:
-    """Shards of unequal size, every setting, and the bytes exchanged between the ranks."""
+    """Shards of unequal size, and the bytes exchanged between the ranks."""
     run_ranks("tests.engine.vocab_parallel_verify", 3)
 
 
@@ -21,9 +21,3 @@ def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
     for folder in folders:
         tiny_model(Path(folder).name, seed=3).save_pretrained(folder)
     run_ranks("tests.engine.sharded_replica", 2, *folders)
-
-
-@pytest.mark.ranks
-def test_twenty_combinations_of_options_follow_the_target_on_three_ranks() -> None:
-    """A target on two of them, a draft on the third: synchronous, asynchronous and with branches."""
-    run_ranks("tests.engine.combinations_on_ranks", 3)

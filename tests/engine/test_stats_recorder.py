@@ -12,13 +12,12 @@ import pytest
 
 from specdist.data.stats.fields import TargetTimes
 from specdist.data.stats.shard import AheadOutcome, Stats
-from specdist.engine import engine as engine_module
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import AheadReport, RoleTimes
-from specdist.engine.times.timeline import DeviceClock, PhaseTime
+from specdist.engine.times.timeline import PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness
@@ -61,53 +60,6 @@ def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
     assert min(dataclasses.astuple(total.target_ns)) >= 0
     # In one process the draft works exactly while the target waits for it.
     assert 0 < total.draft_ns.draft + total.draft_ns.prefill <= total.target_ns.idle
-
-
-class SlowEvent:
-    """A device event that is never complete when it is queried for the first time."""
-
-    def __init__(self) -> None:
-        self.time_ns = 0
-        self.num_queries = 0
-
-    def record(self) -> None:
-        self.time_ns = time.perf_counter_ns()
-
-    def query(self) -> bool:
-        self.num_queries += 1
-        return self.num_queries > 1
-
-    def elapsed_time(self, end_event: SlowEvent) -> float:
-        return (end_event.time_ns - self.time_ns) / 1e6
-
-
-def test_device_times_that_are_known_late_are_recorded_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event per round is queried too early: a round's time is known at least one event after its end."""
-    clocks: list[Any] = []
-
-    def slow_clock(device: object) -> DeviceClock:
-        del device
-        clocks.append(DeviceClock(SlowEvent))
-        return clocks[-1]
-
-    monkeypatch.setattr(engine_module, "clock_of", slow_clock)
-    target = tiny_model("llama", seed=3)
-    requests = [
-        Request(row_id=row, sample_index=0, prompt_ids=prompt)
-        for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2))
-    ]
-    replica = Harness(target, None, max_num_seqs=2)
-    before_ns = time.perf_counter_ns()
-    replica.generate(requests)
-    passed_ns = time.perf_counter_ns() - before_ns
-    stats = replica.stats_recorder.close_shard(0)
-    assert clocks, "the engine has asked for no clock"
-    assert stats.num_target_passes == sum(stats.num_target_passes_per_size.values()) > 30
-    assert sum(dataclasses.astuple(stats.target_ns)) == stats.wall_ns
-    # The time of a pass is that of its phase; what was unknown when the run ended is missing in both.
-    timed_ns = sum(stats.target_pass_ns_per_size.values())
-    assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
-    assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()
 
 
 def round_of(sequences: list[Sequence], opened: list[Sequence]) -> RoundPlan:

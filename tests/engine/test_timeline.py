@@ -148,18 +148,6 @@ def test_unfinished_device_work_is_recorded_later_without_waiting() -> None:
     assert verifying.is_known and verifying.ns == 90_000
 
 
-def test_restarting_forgets_earlier_times() -> None:
-    device = Device()
-    clock = Timeline("host", clock=DeviceClock(device.event))
-    with clock.phase("draft"):
-        device.queue(50_000)
-    clock.restart()
-    with clock.phase("verify"):
-        device.queue(7_000)
-        device.copy_to_host()
-    assert clock.take() == {"verify": 7_000, "host": 0}
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_times_of_a_role_add_up_to_the_devices_time(seed: int) -> None:
     """Whatever is queued, waited for and nested in whatever order: nothing is lost, nothing counted twice."""

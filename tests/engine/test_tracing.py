@@ -10,11 +10,10 @@ from specdist.data.stats.traces import TracedToken
 from specdist.engine.request import Completion
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, decode, requests_for
+from tests.engine.harness import Harness, decode, llama_pair, requests_for
 from tests.engine.test_goodput import goodput
-from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.traced_rows import check_acceptance
-from tests.models.families import noisy_copy, tiny_model
 
 AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
 SETTINGS = {
@@ -23,8 +22,7 @@ SETTINGS = {
     "rejection": SamplingSettings(temperature=0.7, top_p=0.95),
 }
 PROMPTS = prompts_of_lengths(5, 23, 40, 2, 11, 17)
-TARGET = tiny_model("llama", seed=3)
-DRAFT = noisy_copy(TARGET)
+TARGET, DRAFT = llama_pair()
 
 
 def replica(
@@ -86,10 +84,15 @@ def check_against_statistics(traced: Harness, completions: list[Completion]) -> 
 
 
 @pytest.mark.parametrize(
-    ("sampling", "policy"),
-    [("greedy", "fixed"), ("gumbel", "goodput"), ("rejection", "fixed"), ("rejection", "goodput")],
+    ("ahead", "sampling", "policy"),
+    [
+        (AHEAD[0], "greedy", "fixed"),
+        (AHEAD[0], "rejection", "goodput"),
+        (AHEAD[1], "gumbel", "goodput"),
+        (AHEAD[2], "rejection", "fixed"),
+    ],
+    ids=["none-greedy", "none-rejection", "asynchronous-gumbel", "branches-rejection"],
 )
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_tracing_changes_nothing_and_agrees_with_the_statistics(
     ahead: dict[str, int], sampling: str, policy: str
 ) -> None:
@@ -103,8 +106,10 @@ def test_tracing_changes_nothing_and_agrees_with_the_statistics(
     check_against_statistics(traced, completions)
 
 
-@pytest.mark.parametrize("sampling", list(SETTINGS))
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+@pytest.mark.parametrize(
+    ("ahead", "sampling"), [(AHEAD[0], "rejection"), (AHEAD[1], "greedy"), (AHEAD[2], "gumbel"),
+                            (AHEAD[2], "rejection")],
+)  # fmt: skip
 def test_traced_acceptance_is_the_ratio_of_both_models_probabilities(
     ahead: dict[str, int], sampling: str
 ) -> None:
@@ -124,7 +129,7 @@ def test_traced_acceptance_is_the_ratio_of_both_models_probabilities(
     assert len(probabilities - {None}) > 20 if sampling == "rejection" else {0, 1} <= probabilities
 
 
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+@pytest.mark.parametrize("ahead", [AHEAD[0], AHEAD[2]], ids=["none", "branches"])
 def test_tokens_after_a_stop_are_not_counted(ahead: dict[str, int]) -> None:
     """With a stop string in the middle of accepted candidates: those after it are not tokens of the row."""
     free = replica("greedy", **ahead).generate(requests_for(PROMPTS))
@@ -146,19 +151,14 @@ def test_tokens_after_a_stop_are_not_counted(ahead: dict[str, int]) -> None:
     check_against_statistics(stopped, completions)
 
 
-@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_a_preempted_row_is_traced_as_without_preemption(ahead: dict[str, int]) -> None:
+def test_a_preempted_row_is_traced_as_without_preemption() -> None:
     found = []
     for num_pages in (512, 22):
-        traced = replica("greedy", num_pages=num_pages, **ahead)
+        traced = replica("greedy", num_pages=num_pages, **AHEAD[2])
         completions = traced.generate(requests_for(PROMPTS))
-        found.append([completion.trace for completion in completions])
+        tokens = [token for completion in completions for token in completion.trace]
+        found.append(
+            [(t.round, t.depth, t.position, t.token_id, t.is_verified, t.is_accepted) for t in tokens]
+        )
         assert (traced.stats_recorder.close_shard(0).num_preemptions > 0) == (num_pages < 512)
-    for whole, interrupted in zip(*found, strict=True):
-        assert [kept(token) for token in whole] == [kept(token) for token in interrupted]
-        for one, other in zip(whole, interrupted, strict=True):
-            assert other.entropy == pytest.approx(one.entropy, rel=1e-3, abs=1e-5)
-
-
-def kept(token: TracedToken) -> tuple[int | bool, ...]:
-    return token.round, token.depth, token.position, token.token_id, token.is_verified, token.is_accepted
+    assert found[0] == found[1]

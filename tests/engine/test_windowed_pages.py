@@ -1,41 +1,29 @@
 """Windowed layers whose pages are given back: the same tokens as with the whole cache, from fewer pages.
 
 On the Markov pair every token that a window shows is compared with what the other layers hold, whatever
-rounds, chunks, prefixes and preemptions do; small models of three families show that the keys get there.
+rounds, chunks, prefixes and preemptions do. That keys of transformers get there show the models' own tests.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdist.engine.request import Request
 from specdist.models.cache.pages import PageTable
 from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovRunner, markov_pair
-from tests.engine.sampled import COUPLED, PLAIN, PROMPTS
-from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.sampled import AHEAD, COUPLED, PLAIN, PROMPTS
+from tests.engine.test_greedy import MODES
 from tests.engine.test_identity import outcome
-from tests.models.families import _COMMON, noisy_copy
 
 # No multiple of the pages' size.
 WINDOW = 14
-GREEDY = SamplingSettings(temperature=0.0)
-AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
-# Five layers of six, all, and three of four.
-MODELS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {"num_hidden_layers": 6},
-    "mistral": {"num_hidden_layers": 2},
-    "cohere2": {"num_hidden_layers": 4, "sliding_window_pattern": 4},
-}
 
 
 def markov_prompts() -> list[Request]:
@@ -50,7 +38,7 @@ def markov_prompts() -> list[Request]:
 def windowed_markov(settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
     target, draft = markov_pair()
     defaults: dict[str, Any] = {
-        "num_draft_tokens": 3, "max_new_tokens": 50, "max_seq_len": 256, "max_num_seqs": 6,
+        "num_draft_tokens": 3, "max_new_tokens": 32, "max_seq_len": 256, "max_num_seqs": 6,
         "max_num_batched_tokens": 40, "num_pages": 600, "is_windowed": True,
     }  # fmt: skip
     model = dataclasses.replace(target, window=WINDOW)
@@ -86,16 +74,14 @@ def test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared(
     shared.clear()
     for limits in (
         {},
-        {"max_num_seqs": 2},
         {"max_num_seqs": 12, "num_pages": 70},
         {"max_num_batched_tokens": 23, "max_num_seqs": 5},
-        {"max_num_batched_tokens": 200},
     ):
         replica = windowed_markov(settings, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         num_preemptions += replica.stats_recorder.close_shard(0).num_preemptions
-        assert runner_of(replica).num_seen_in_windows > 5_000
-    assert num_preemptions > 2 and sum(shared) > 3 * num_shared > 300
+        assert runner_of(replica).num_seen_in_windows > 3_000
+    assert num_preemptions > 1 and sum(shared) > 2 * num_shared > 200
 
 
 def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_seen() -> None:
@@ -109,39 +95,4 @@ def test_rounds_that_are_known_early_and_rounds_without_the_draft_hold_what_is_s
     whole = windowed_markov(COUPLED, is_windowed=False, **common).generate(requests)
     replica = windowed_markov(COUPLED, **common)
     assert outcome(replica.generate(requests)) == outcome(whole)
-    assert runner_of(replica).num_seen_in_windows > 5_000
-
-
-@functools.cache
-def pair_of(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    torch.manual_seed(3)
-    # A tied head repeats the last token.
-    sizes = {**_COMMON, "sliding_window": WINDOW, "max_position_embeddings": 1024, **MODELS[family]}
-    sizes["tie_word_embeddings"] = False
-    config = AutoConfig.for_model(family, **sizes)
-    target = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    return target, noisy_copy(target, scale=0.005)
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_windows_that_are_passed_by_far_change_no_token(family: str) -> None:
-    """300 tokens; without a draft, and with blocks of up to eight candidates, some of which are rejected."""
-    target, draft = pair_of(family)
-    [request] = requests_for(prompts_of_lengths(33))
-    common: dict[str, Any] = {
-        "settings": GREEDY, "max_new_tokens": 300, "max_num_seqs": 1, "max_seq_len": 640, "num_pages": 160,
-        "max_num_batched_tokens": 24,
-    }  # fmt: skip
-    expected, *windowed = (
-        Harness(target, draft if drafts else None, num_draft_tokens=drafts, is_windowed=own, **common)
-        for drafts, own in ((8, False), (8, True), (0, True))[: 3 if family == "mistral" else 2]
-    )
-    [wanted] = expected.generate([request])
-    assert len(wanted.token_ids) == 300
-    for replica in windowed:
-        [found] = replica.generate([request])
-        assert found.token_ids == wanted.token_ids
-        assert replica.windowed is not None and replica.windowed.num_pages < 640 // PAGE_SIZE / 4
-    assert len(set(wanted.token_ids)) > 20
-    stats = windowed[0].stats_recorder.close_shard(0)
-    assert 50 < stats.num_accepted_tokens < stats.num_draft_tokens - 50
+    assert runner_of(replica).num_seen_in_windows > 3_000

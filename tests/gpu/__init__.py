@@ -10,7 +10,7 @@ the top of ``tests/gpu/first_day.py``.
     model.to("cuda:0")           # its tensors are now device.CudaTensor
     device.DEVICE.reset()
     ...                          # a round of the engine
-    print(device.DEVICE.counts().report())
+    print(device.DEVICE.counts())
 
 A process cannot uninstall the device: tests use it in a process of their own (``tests/forked.py``).
 """

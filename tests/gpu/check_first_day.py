@@ -82,10 +82,6 @@ def scales_of_the_other(*args: Any) -> None:
     RIGHT["write_float8_tokens"](*args[:-2], *reversed(args[-2:]))
 
 
-def kept_before_the_first(name: str) -> Callable[..., Any]:
-    return lambda *args: RIGHT[name](*args[:-1], 0 * args[-1])
-
-
 def raising(*_: Any, **__: Any) -> Any:
     raise RuntimeError("an illegal memory access was encountered")
 
@@ -104,8 +100,6 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "grouped_packed_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_packed_product"](
         inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
     ),
-    "mamba": kept_before_the_first("mamba"),
-    "delta_rule": kept_before_the_first("delta_rule"),
 }
 
 

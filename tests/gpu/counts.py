@@ -116,13 +116,12 @@ def syncs_of(rounds: Rounds, rule: str, policy: str) -> dict[str, list[int]]:
     return {side: [counts[side]["synchronisations"] for counts in found] for side in SIDES}
 
 
-def planned() -> dict[str, dict[str, float]]:
+def planned(rounds: Rounds) -> dict[str, dict[str, float]]:
     """What the planner reckons with, by side and for each pass of its model: rejection, and blocks of a fixed
     length. The tensors that a layer reads and writes stay what the file says: they were counted at commit
     ea24f3e3."""
     known = json.loads(PLANNED.read_text(encoding="utf-8"))
     per_layer = kernels_of_family("llama")["per_layer"]
-    rounds = Rounds()
     steady = rounds.steady("rejection", policies(MAX_DRAFT_TOKENS)["fixed"])
     num_layers = rounds.harness.runners[0].model.config.num_hidden_layers
     found = {}
@@ -149,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     device.prepare()
     device.install(graphs.NUM_WARMUPS)
-    found = planned()
+    found = planned(Rounds())
     if options.write:
         PLANNED.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{json.dumps(found)}\n")

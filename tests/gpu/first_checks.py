@@ -21,7 +21,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.ipc
 
-from tests.gpu.first_jobs import PYTHON
+from tests.gpu.first_steps import PYTHON
 
 # What the tests' own helpers would import makes DeepSpeed choose the CPU, for the jobs started here, too.
 

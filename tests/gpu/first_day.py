@@ -1,8 +1,7 @@
 """The first commands on a real GPU node; those whose failure tells most come first.
 
     python -m tests.gpu.first_day                    run them all, into runs/first-day
-    python -m tests.gpu.first_day --list             only show them; --list 8: those of a node with 8 GPUs
-    python -m tests.gpu.first_day --minutes 9        those that are not done yet, while there is time
+    python -m tests.gpu.first_day --list             only show them
     python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
     python -m tests.gpu.first_day --fake             the steps that a CPU can do, to try this program itself;
                                                      measurements are of a fake device, and mean nothing
@@ -19,7 +18,8 @@ What the tests cannot show on a CPU and on their fake device, and these commands
 - Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
 
 Results are kept in ``results.json``, by name, and what was measured in ``calibration.json``, for the planner.
-A step that reads what another leaves brings that one along, unless it has passed and its folder is there.
+The same command goes on where it ended: steps that have passed are run again only by ``--only``. A step that
+reads what another leaves brings that one along, unless it has passed and its folder is there.
 
 The last line on stdout is a JSON document; the exit code is 0 only if every step passed.
 """
@@ -29,26 +29,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from tests.gpu.first_jobs import Step
-from tests.gpu.first_steps import plan
+from tests.gpu.first_steps import Step, plan
 
 REPOSITORY = Path(__file__).parents[2]
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 NO_GPU = 3
-# With less time left no step is begun.
-LEAST_S = 30.0
 NOT_ON_ONE_GPU = (
     "Not shown, since it takes several GPUs: NCCL and its part in recorded passes, peers' memory, and their\n"
     "times. Steps that passed say nothing of these."
@@ -74,68 +70,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/first-day"), help="folder of logs and results"
     )
-    parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: random ones)")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
-    parser.add_argument("--minutes", type=float, help="take steps that are not done yet, for so long")
-    parser.add_argument(
-        "--large", nargs=2, metavar=("TARGET", "DRAFT"), help="checkpoints for a last job on four GPUs"
-    )
-    parser.add_argument(
-        "--list",
-        nargs="?",
-        type=int,
-        const=-1,
-        metavar="GPUS",
-        help="show the plan of a node with so many GPUs (default: this one), run nothing",
-    )
+    parser.add_argument("--list", action="store_true", help="show the plan, run nothing")
     parser.add_argument("--fake", action="store_true", help="on a CPU, the steps that need no GPU")
     options = parser.parse_args(arguments)
     # The commands run in the repository, wherever this was started.
-    options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
-    num_gpus = count_gpus() if options.list in (None, -1) else options.list
-    device = "cpu" if options.fake else "cuda"
-    large = tuple(options.large) if options.large else None
-    every = plan(options.output, options.pair, device=device, num_gpus=num_gpus, large=large)
+    output, num_gpus = options.output.absolute(), count_gpus()
+    every = plan(output, device="cpu" if options.fake else "cuda", num_gpus=num_gpus)
     unknown = sorted(set(options.only or ()) - {step.name for step in every})
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in every)}")
-    kept = kept_results(options.output)
-    chosen = {step.name for step in every if not options.only or step.name in options.only}
-    if options.minutes is not None and not options.only:
-        chosen -= kept.keys()
-    steps = with_needs(chosen, every, kept, options.output)
-    shows = str(__doc__).partition("What the ")[2].partition("Results are kept")[0]
-    say(f"What the {shows.strip()}\n")
-    for number, step in enumerate(steps, 1):
-        say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
-        gpus = "1 GPU" if step.num_gpus == 1 else f"{step.num_gpus} GPUs"
-        say(f"    {gpus}, at most {step.limit_s} s\n    {shlex.join(step.command)}")
-    if options.list is not None:
+    kept = kept_results(output)
+    passed = {name for name, result in kept.items() if result.outcome == PASSED}
+    steps = with_needs(set(options.only or {step.name for step in every} - passed), every, kept, output)
+    show(steps)
+    if options.list:
         say(json.dumps({"steps": [step.name for step in steps], "num_gpus": num_gpus}))
         return 0
     if not num_gpus and not options.fake:
         say("\nThis machine has no GPU: nothing was run. --fake tries the steps that a CPU can do.")
         say(json.dumps({"error": "no GPU", "num_gpus": 0}))
         return NO_GPU
-    (options.output / "logs").mkdir(parents=True, exist_ok=True)
-    begin, most_s = time.monotonic(), math.inf if options.minutes is None else options.minutes * 60
-    for number, step in enumerate(steps):
-        left_s = begin + most_s - time.monotonic()
-        if left_s < LEAST_S:
-            break
-        limited = replace(step, limit_s=min(step.limit_s, left_s))
-        result = run(limited, options.output, num_gpus, is_fake=options.fake)
-        if number and result.seconds >= limited.limit_s < step.limit_s:
-            say(f"{step.name}: cut short by --minutes, not kept; it comes first next time")
-            break
-        kept[step.name] = result
+    (output / "logs").mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        kept[step.name] = run(step, output, num_gpus, is_fake=options.fake)
         # Saved after every step, whatever the next one does to the node.
-        keep(kept, every, num_gpus, options.output)
+        keep(kept, every, num_gpus, output)
     results = [kept[step.name] for step in every if step.name in kept]
     say("\n" + table(results))
-    left = [step.name for step in steps if step.name not in kept]
-    if left:
-        say(f"\nNot done yet: {' '.join(left)}. The same command goes on.")
     if num_gpus < 2:
         say(f"\n{NOT_ON_ONE_GPU}")
     failed = [result.name for result in results if result.outcome == FAILED]
@@ -143,12 +105,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome.lower(): sum(result.outcome == outcome for result in results)
         for outcome in (PASSED, FAILED, SKIPPED)
     }
-    say(
-        json.dumps({
-            "output": str(options.output), "num_gpus": num_gpus, **counts, "failures": failed, "left": left,
-        })
-    )  # fmt: skip
+    say(json.dumps({"output": str(output), "num_gpus": num_gpus, **counts, "failures": failed}))
     return 1 if failed else 0
+
+
+def show(steps: Sequence[Step]) -> None:
+    """What only a GPU can show, and the steps with their commands."""
+    shows = str(__doc__).partition("What the ")[2].partition("Results are kept")[0]
+    say(f"What the {shows.strip()}\n")
+    for number, step in enumerate(steps, 1):
+        gpus = "1 GPU" if step.num_gpus == 1 else f"{step.num_gpus} GPUs"
+        say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
+        say(f"    {gpus}, at most {step.limit_s} s\n    {shlex.join(step.command)}")
 
 
 def kept_results(output: Path) -> dict[str, Result]:

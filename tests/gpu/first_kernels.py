@@ -37,7 +37,6 @@ from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.sampling.processing.row_filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu.first_device import Bench, Shape, say, step, table
-from tests.gpu.first_recurrent import STATES, largest_share, states
 from tests.kernels import plain
 
 PAGE_SIZE = 16
@@ -61,9 +60,6 @@ TINY_ATTENTION = {
     "prompt": (1, 40, 40),
 }
 NUM_TOKENS, TINY_NUM_TOKENS = (1, 160, 2048), (1, 7)
-# (sequences, tokens of each).
-BLOCKS = {"decode": (32, 1), "verify": (32, 8), "longest": (4, 128)}
-TINY_BLOCKS = {"decode": (3, 1), "verify": (2, 5)}
 NUM_ROWS, TINY_NUM_ROWS = (1, 32, 160), (1, 3)
 VOCAB_SIZE, TINY_VOCAB_SIZE = 128256, 1500
 TEMPERATURE = 0.8
@@ -76,8 +72,6 @@ FILTERS: dict[str, tuple[int, float]] = {
 # or of the norm. In the interpreter attention differs by 0.007 to 0.009, whatever the number of keys; one key
 # of 16,384 that is left out makes 0.04, a scale that is wrong by a hundredth 0.03.
 ATTENTION_LIMIT, LAYER_LIMIT, QUANTISED_LIMIT = 2.5e-2, 1.6e-2, 2e-2
-# Of float32 sums in another order, in units of the largest number.
-RECURRENT_LIMIT = 1e-4
 # Total variation; a sum that is rounded otherwise may put a threshold next to where it was.
 MASS_LIMIT, ROWS_PER_OTHER_THRESHOLD = 1e-4, 32
 EPSILON = 1e-5
@@ -136,9 +130,6 @@ def compare_all(bench: Bench, folder: Path) -> int:
         for outcome in compared(bench, shape.name, cases_of(bench, shape))
     ]
     outcomes += compared(bench, "DeepSeek V3 tp 8", latent_cases(bench))
-    for model in STATES:
-        outcomes += compared(bench, model, recurrent_cases(bench, model))
-        outcomes += compared(bench, model, prompt_cases(bench, model), refuses=True)
     outcomes += compared(bench, "all", sampling_cases(bench))
     outcomes += compared(bench, "8B", quantised_cases(bench, bench.shapes["8B"]), refuses=True)
     outcomes += compared(bench, "gpt-oss-120b", expert_cases(bench))
@@ -197,37 +188,6 @@ def latent_cases(bench: Bench) -> Iterator[Case]:
     shape = replace(some, num_heads=num_heads, num_kv_heads=1, width=width)
     for name, lengths in (TINY_ATTENTION if bench.is_fake else ATTENTION).items():
         yield attention_case(bench, shape, name, *lengths, rules=LATENTS)
-
-
-def recurrent_cases(bench: Bench, model: str) -> Iterator[Case]:
-    """A layer's states and blocks of tokens; the state of each is kept before the block's last one."""
-    for name, (num_rows, num_tokens) in (TINY_BLOCKS if bench.is_fake else BLOCKS).items():
-        run, twin, num_bytes = states(bench, model, num_rows, num_tokens)
-        yield Case(
-            kernel=STATES[model][0],
-            size=f"{name}: {num_rows} x {num_tokens}",
-            run=run,
-            plain=twin,
-            difference=largest_share,
-            limit=RECURRENT_LIMIT,
-            num_bytes=num_bytes,
-        )
-
-
-def prompt_cases(bench: Bench, model: str) -> Iterator[Case]:
-    """A layer's states and a prompt: in chunks by plain operations, and by the kernel for blocks."""
-    num_tokens = TINY_NUM_TOKENS[-1] if bench.is_fake else NUM_TOKENS[-1]
-    kernel, twin, num_bytes = states(bench, model, 1, num_tokens, 0)
-    for name, run in (("chunks", twin), (STATES[model][0], kernel)):
-        yield Case(
-            kernel=name,
-            size=f"prompt: 1 x {num_tokens}",
-            run=run,
-            plain=twin,
-            difference=largest_share,
-            limit=RECURRENT_LIMIT,
-            num_bytes=num_bytes,
-        )
 
 
 def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:

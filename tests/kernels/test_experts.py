@@ -41,8 +41,11 @@ def expected(inputs: Tensor, ids: list[int], stored: list[Stored]) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(kind, list(TOLERANCES)[place % 2]) for place, kind in enumerate(FORMATS)],
+    ids=str,
+)
 def test_experts_products_are_those_of_their_plain_numbers(
     kind: str, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -60,8 +63,9 @@ def test_experts_products_are_those_of_their_plain_numbers(
     assert torch.equal(packed.kernel_product(inputs[18:19], alone), found[18:19])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("num_tokens", [1, 7, 400])
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"), [(7, torch.float32), (400, torch.float32), (400, torch.bfloat16)], ids=str
+)
 def test_blocks_have_every_token_once(num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     """Their number depends on that of tokens alone; what is left over is empty."""
     lengths = set()

@@ -33,8 +33,9 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "SPLIT_KEYS", SPLIT_KEYS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("num_heads", "width"), [(3, 40), (2, 128)])
+@pytest.mark.parametrize(
+    ("num_heads", "width", "dtype"), [(3, 40, torch.float32), (2, 128, torch.bfloat16)], ids=str
+)
 def test_it_writes_the_bits_of_plain_operations(
     num_heads: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -28,7 +28,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}
 SPLIT_KEYS = 64
 # (queries, keys) of every segment: single steps, verification blocks, prompt chunks, all in one launch; one
 # key, just a split, and keys on both sides of several splits.
-MIXED = ((1, 1), (6, 101), (1, SPLIT_KEYS), (19, 140), (5, 2 * SPLIT_KEYS + 3), (17, 17))
+MIXED = ((1, 1), (6, 101), (1, SPLIT_KEYS), (5, 2 * SPLIT_KEYS + 3), (17, 17))
 GLOBAL, LOCAL, CAPPED, SINKS = (
     AttentionRules(None, None, None),
     AttentionRules(0.3, 40, None),
@@ -160,12 +160,12 @@ def use_splits(monkeypatch: pytest.MonkeyPatch, in_splits: bool) -> None:
     monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", 10**9 if in_splits else 0)
 
 
-# All rules with both kinds of splits, and with one head for each, a few, or all of them.
+# All rules, both kinds of splits, and one head for each, a few, or all of them.
 @pytest.mark.parametrize(
     ("rules", "heads", "in_splits"),
     [
-        (GLOBAL, (6, 2), True), (GLOBAL, (8, 1), False), (LOCAL, (8, 1), True), (LOCAL, (2, 2), False),
-        (CAPPED, (2, 2), True), (CAPPED, (3, 1), False), (SINKS, (3, 1), True), (SINKS, (8, 1), False),
+        (GLOBAL, (6, 2), True), (LOCAL, (8, 1), True), (LOCAL, (2, 2), False), (CAPPED, (3, 1), False),
+        (SINKS, (3, 1), True),
     ],
 )  # fmt: skip
 def test_it_equals_float64(
@@ -198,11 +198,7 @@ def test_drafters_rules_equal_float64(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width"),
-    [
-        *((torch.bfloat16, width) for width in (64, 80, 192, 256)),
-        (torch.float16, 128),
-    ],
+    ("dtype", "width"), [(torch.bfloat16, 80), (torch.bfloat16, 256), (torch.float16, 128)]
 )
 def test_it_equals_float64_in_half_precision_for_every_width(
     dtype: torch.dtype, width: int, device: torch.device
@@ -214,8 +210,8 @@ def test_it_equals_float64_in_half_precision_for_every_width(
 @pytest.mark.parametrize(
     ("heads", "width", "value_width", "is_latent", "dtype", "in_splits"),
     [
-        ((2, 2), 192, 128, False, torch.bfloat16, False), ((6, 2), 96, 64, False, torch.float32, True),
-        ((20, 1), 320, 288, True, torch.bfloat16, True), ((3, 1), 24, 20, True, torch.float32, False),
+        ((6, 2), 96, 64, False, torch.float32, True), ((20, 1), 320, 288, True, torch.bfloat16, True),
+        ((3, 1), 24, 20, True, torch.float32, False),
     ],
 )  # fmt: skip
 def test_keys_are_wider_than_values_or_are_the_values_too(
@@ -243,15 +239,9 @@ def test_values_that_are_wider_than_keys_are_refused(device: torch.device) -> No
         attended(case, GLOBAL)
 
 
-@pytest.mark.parametrize("page_size", [16, 256])
-def test_pages_have_any_size_from_16(page_size: int, device: torch.device) -> None:
-    kind = AttentionKind(4, 2, 64, LOCAL)
-    check(make_case(((1, 90), (7, 301)), kind, page_size=page_size, device=device), LOCAL)
-
-
-def test_a_query_of_a_strided_projection(device: torch.device) -> None:
+def test_a_query_of_a_strided_projection_and_pages_of_another_size(device: torch.device) -> None:
     """Queries, as models hand them over, are a transposed view."""
-    case = make_case(((1, 30), (7, 61)), AttentionKind(4, 2, 64, GLOBAL), device=device)
+    case = make_case(((1, 30), (7, 301)), AttentionKind(4, 2, 64, GLOBAL), page_size=256, device=device)
     strided = case.queries_THD.transpose(0, 1).contiguous().transpose(0, 1)
     check(case._replace(queries_THD=strided), GLOBAL)
 

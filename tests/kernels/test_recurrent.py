@@ -23,7 +23,7 @@ from tests.models.recurrent.tokens import (
     runs_of,
 )
 
-NUM_TOKENS = (1, 9)
+NUM_TOKENS = (1, 6)
 
 
 def mamba_arguments(tokens: MambaTokens) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -12,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from specdist.cli import COMMANDS
-from specdist.utils.table import Table
+from specdist.cli import COMMANDS, generate
 from tests.job.pair import Pair, write_arrow
 from tests.ranks import REPOSITORY
 
@@ -90,16 +90,34 @@ def words(pair: Pair, tmp_path: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_every_engine_is_measured_on_the_same_rows(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    benchmark: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    package = tmp_path / "packages/vllm"
+    """The target alone by transformers and by vLLM in processes, as the job starts them; all else here, which
+    saves the imports."""
+    package, run_process = tmp_path / "packages/vllm", subprocess.run
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(STAND_IN)
     (package / "platforms.py").write_text(PLATFORM)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    ended = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any) -> Any:
+        if "worker" in command and json.loads(Path(command[-2]).read_text())["draft"] is None:
+            return run_process(command, env=env, stdout=stdout, stderr=stderr)
+        with monkeypatch.context() as patch, contextlib.redirect_stdout(stdout):
+            for name, value in env.items():
+                patch.setenv(name, value)
+            done = benchmark.run_worker(*command[-2:]) if "worker" in command else generate(command[2:])
+        return subprocess.CompletedProcess(command, done)
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    assert benchmark.main(words) == 0
     found = json.loads((tmp_path / "results/found.json").read_text())
     engines = ("transformers", "specdist", "vllm")
     names = [f"{engine}{draft}" for engine in engines for draft in ("", ", with draft")]
@@ -111,10 +129,9 @@ def test_every_engine_is_measured_on_the_same_rows(
         assert line["num_tokens"] == found["lines"][0]["num_tokens"] > NUM_ROWS
         assert line["tokens_per_s"] == line["num_tokens"] / line["seconds"] > 0 and line["start_s"] > 0
     assert found["lines"][4]["version"] == "9.8.7"
-    assert ended.stderr.splitlines() == [f"running {name}" for name in names]
-    table = (tmp_path / "results/found.md").read_text()
+    table, told = (tmp_path / "results/found.md").read_text(), capsys.readouterr().out
     for name in names:
-        assert any(line.startswith(f"{name}  ") for line in ended.stdout.splitlines())
+        assert any(line.startswith(f"{name}  ") for line in told.splitlines())
         assert any(line.startswith(f"| {name} | ") for line in table.splitlines())
     assert found["command"] in table
     alone, drafted = (json.loads(line) for line in (tmp_path / "notes").read_text().splitlines())
@@ -180,42 +197,15 @@ def test_what_fails_and_what_is_absent_have_lines_that_say_so(
     assert "vllm: " not in told
 
 
-def test_an_engine_that_is_not_installed_is_no_failure(
-    words: list[str], benchmark: ModuleType, started: list[list[str]]
+def test_an_engine_that_is_not_installed_is_no_failure_and_without_a_target_alone_nothing_is_compared(
+    words: list[str], benchmark: ModuleType, started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [word for word in words if not word.startswith("--draft=")]
     assert benchmark.main([*given, "--engines", "vllm", "transformers"]) == 0
     assert len(started) == 2 and all("worker" in command for command in started)
-
-
-def test_without_a_target_alone_nothing_is_compared(benchmark: ModuleType) -> None:
-    """Not even with itself."""
-    line = {"name": "vllm, with draft", "version": "1", "batch_size": 1, "error": None}
-    figures = {"tokens_per_s": 3.0, "start_s": 1.0, "num_equal_rows": None}
-    document = {
-        "reference": None, "prompt_tokens": [1, 2],
-        "options": {"target": "t", "draft": "d", "max_new_tokens": 4},
-        "dtype": "bfloat16", "num_rows": 2, "device": "a CPU", "num_threads": 1,
-        "lines": [{"name": "vllm", "version": None, "batch_size": 1, "error": "exit code 1"}, line | figures],
-    }  # fmt: skip
-    told = benchmark.report(document, Table.console).splitlines()
-    assert ["vllm,", "with", "draft", "1", "1", "3.0", "-", "1.0", "-"] in [row.split() for row in told]
-    assert "vllm: exit code 1" in told
-
-
-def test_a_vllm_of_another_device_measures_nothing(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platforms = ModuleType("vllm.platforms")
-    platforms.current_platform = type("Platform", (), {"device_type": "cuda"})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    sizes = dict.fromkeys(
-        ("num_draft_tokens", "num_threads", "batch_size", "max_new_tokens", "max_seq_len"), 1
-    )
-    names = {"engine": "vllm", "target": "t", "dtype": "float32", "device": "cpu"}
-    with pytest.raises(RuntimeError, match="this vLLM was built for cuda, not for cpu"):
-        benchmark.generate_with_vllm(benchmark.Work(**sizes, **names, stop_token_ids=[], prompts=[[1]]))
+    capsys.readouterr()
+    assert benchmark.main([*words, "--engines", "specdist"]) == 1
+    assert "of the reference, which is missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -224,10 +214,7 @@ def test_a_vllm_of_another_device_measures_nothing(
         (["--output=found"], "--output found must be a file whose name ends in .json"),
         (["--num_prompts=0"], "--num_prompts 0 must be at least 1"),
         (["--engines", "sglang"], "--engines: invalid choice: 'sglang'"),
-        (["--vllm_python=nowhere/python"], "--vllm_python nowhere/python is not a program"),
-        (["--target=nowhere"], "--target nowhere"),
         (["--draft=ngram"], "--draft ngram is not a model by itself"),
-        (["--prompt_column=txt"], "--prompt_column txt is not a column"),
         (["--max_new_tokens=120"], "tokens, but the models support 128: lower it"),
         (["--prompts={batch}", "--prompt_column=body"], "requests of OpenAI's batch format"),
         (["--prompts={empty}"], "--prompts, row 1: "),

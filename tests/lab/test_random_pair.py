@@ -13,7 +13,6 @@ from specdist.lab.plan.shapes import SHAPES, Shape
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from tests.lab.random_pair import (
     DialledTarget,
-    build_pair,
     find_epsilon,
     num_draft_layers,
     random_prompts,
@@ -65,21 +64,10 @@ def agreement(folder: Path) -> float:
 
 
 def test_acceptance_falls_as_the_dial_is_turned_up(dialled: DialledTarget) -> None:
-    found = [dialled.acceptance(epsilon, seed=1) for epsilon in (0.0, 0.02, 0.1, 0.3, 1.0)]
+    found = [dialled.acceptance(epsilon, seed=1) for epsilon in (0.0, 0.1, 1.0)]
     assert found[0] == 1.0
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.2
-
-
-def test_without_the_later_layers_draft_and_target_are_one_function(tmp_path: Path) -> None:
-    write_pair(tmp_path, TINY, epsilon=0.0, seed=3, dtype=torch.float32)
-    token_ids = random_prompts(TINY.vocab_size, seed=2)
-    with torch.inference_mode():
-        target, draft = (
-            AutoModelForCausalLM.from_pretrained(tmp_path / role)(token_ids).logits
-            for role in ("target", "draft")
-        )
-    assert torch.equal(target, draft)
 
 
 def test_the_written_pair_agrees_as_the_dial_said(written: Path, dialled: DialledTarget) -> None:
@@ -108,13 +96,6 @@ def test_written_pair_opens_in_specdist_and_has_one_tokenizer(written: Path) -> 
     tokenizer = AutoTokenizer.from_pretrained(written / "target")
     assert tokenizer.decode(tokenizer(STRANGE_TEXT)["input_ids"]) == STRANGE_TEXT
     assert all(tokenizer.convert_ids_to_tokens(list(range(TINY.vocab_size))))
-
-
-def test_the_wanted_acceptance_is_found(tmp_path: Path) -> None:
-    _, acceptance = build_pair(tmp_path, TINY, acceptance=0.7, seed=0, dtype=torch.float32)
-    # The search fits its 1024 tokens to 0.01; another 1024 differ by a few standard errors of 0.014.
-    assert acceptance == pytest.approx(0.7, abs=0.07)
-    assert agreement(tmp_path) == pytest.approx(0.7, abs=0.02)
 
 
 def test_large_shapes_have_the_sizes_of_their_names() -> None:

@@ -32,6 +32,13 @@ SIZES = {"intermediate_size": 128, "num_key_value_heads": 4}
 NUM_LAYERS = 21
 # Of a plain checkpoint, while it is loaded.
 KINDS = ("float8", "int8")
+# What two ranks share: a layout of each kind of scales, and kinds; the projections of Phi-3 are joined.
+SHARED = (
+    ("FP8, one scale, static inputs", "llama"), ("FP8 per channel, inputs per token", "llama"),
+    ("FP8 in blocks, inputs in groups", "llama"), ("INT8 W8A8, inputs per token", "llama"),
+    ("INT4 W4A16 packed in groups, zero points", "llama"), ("NVFP4", "llama"), ("float8", "llama"),
+    ("FP8 in blocks (fp8)", "phi3"), ("INT4 W4A16 packed in groups", "phi3"), ("int8", "phi3"),
+)  # fmt: skip
 TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
 # Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers. With the scales
 # of whole tokens where ranks have their own, integers differ by 0.04 to 0.12, and FP8 by more.
@@ -99,13 +106,14 @@ def whole_difference(folder: Path, layout: str) -> tuple[torch.nn.Module, float]
     return model, relative_difference(logits_of(model, TOKENS), expected)
 
 
-def sharded_differences(folder: Path, family: str = "llama") -> dict[str, float]:
-    """By layout, and by kind of ``--target_quantization``: of two ranks' logits to those of the whole model
-    that rounds inputs as they do, the larger one."""
-    folders = {layout: saved(folder / str(index), layout, family) for index, layout in enumerate(LAYOUTS)}
-    arguments = [str(each) for each in folders.values()]
-    plain = saved(folder / "plain", family=family)
-    arguments += [f"{plain}={kind}" for kind in KINDS]
+def sharded_differences(folder: Path) -> dict[tuple[str, str], float]:
+    """By layout, or kind of ``--target_quantization``, and family: of two ranks' logits to those of the whole
+    model that rounds inputs as they do, the larger one."""
+    arguments = []
+    for index, (layout, family) in enumerate(SHARED):
+        is_kind = layout in KINDS
+        path = saved(folder / str(index), None if is_kind else layout, family)
+        arguments.append(f"{path}={layout}" if is_kind else str(path))
     output = folder / "differences.json"
     run_ranks("tests.models.quantized_parity", 2, str(output), *arguments)
-    return dict(zip([*LAYOUTS, *KINDS], json.loads(output.read_text()), strict=True))
+    return dict(zip(SHARED, json.loads(output.read_text()), strict=True))

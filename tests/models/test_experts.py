@@ -65,7 +65,7 @@ def cut_for(
     return module
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_ranks_parts_of_experts_make_whole_ones(
     monkeypatch: pytest.MonkeyPatch, layout: str, num_ranks: int
@@ -86,8 +86,10 @@ def test_the_ranks_parts_of_experts_make_whole_ones(
     torch.testing.assert_close(found.sum(0), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "implementation"),
+    [(each, how) for each, how in zip(LAYOUTS, ("eager", "grouped_mm", "batched_mm", "eager"), strict=True)],
+)
 def test_ranks_of_whole_experts_give_together_what_all_give(
     monkeypatch: pytest.MonkeyPatch, layout: str, implementation: str
 ) -> None:

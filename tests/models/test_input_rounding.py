@@ -99,8 +99,7 @@ def test_nothing_is_rounded_for_layers_with_quantised_weights_alone(num_rounded:
     assert same(model(inputs), alone(inputs, numbers="int8")) and num_rounded[0] == 0
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("numbers", ["int8", "float8"])
+@pytest.mark.parametrize(("numbers", "num_ranks"), [("int8", 4), ("float8", 2)])
 def test_ranks_with_scales_of_their_own_round_no_more_than_one(numbers: Any, num_ranks: int) -> None:
     """Their sum is as near to the product of plain inputs as that of one scale per token, and as near to this
     as both roundings explain; a scale that is off by an eighth is not."""

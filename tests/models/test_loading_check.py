@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from specdist.models.start_check.reference import MOST_POSITIONS, Sample, choose
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import model_of as with_border
 from tests.models.all_families import build
-from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
+from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -61,11 +60,16 @@ def checked(folder: Path, dtype: torch.dtype, spoil: str | None = None) -> Loadi
     return check_loading(model, checkpoint, dtype=dtype, device=CPU, vocab_size=VOCAB_SIZE)
 
 
+# One of each kind of attention and of positions.
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    zip(FAMILIES, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)), strict=False),
-)
-def test_every_family_can_be_checked(
+    [
+        ("llama", torch.bfloat16), ("gemma2", torch.float16), ("gpt_neox", torch.bfloat16),
+        ("gpt2", torch.float32), ("granite_swa", torch.bfloat16), ("gpt_neo", torch.float16),
+        ("youtu", torch.float32),
+    ],
+)  # fmt: skip
+def test_families_can_be_checked(
     tmp_path: Path, family: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says nothing of what it uses: the run says that."""
@@ -96,7 +100,7 @@ def test_families_in_which_a_few_layers_are_another_model_are_checked(
     assert check.is_checked and check.layers == layers, check.reason
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "ernie4_5_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
 def test_a_few_of_many_experts_are_compared(tmp_path: Path, family: str) -> None:
     """Stored one by one and joined; of routers that choose groups first, two of each."""
     counts = dict.fromkeys(EXPERT_COUNTS, 48)
@@ -200,13 +204,9 @@ def test_a_model_that_does_not_run_is_refused(
         checked(folder, torch.float32)
 
 
-LIMITS = {"nemotron_h": {"time_step_min": 0.5}, "mamba2": {"time_step_limit": (0.2, 0.6)}}
-
-
-@pytest.mark.parametrize("family", LIMITS)
-def test_limits_of_time_steps_hold_for_every_token(tmp_path: Path, family: str) -> None:
+def test_limits_of_time_steps_hold_for_every_token(tmp_path: Path) -> None:
     """transformers' single steps drop them: the sample is run in one pass."""
-    build(family, **LIMITS[family]).save_pretrained(tmp_path)
+    build("nemotron_h", time_step_min=0.5).save_pretrained(tmp_path)
     checkpoint = open_checkpoint("--target", str(tmp_path))
     model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
     how = {"dtype": torch.float32, "device": CPU, "vocab_size": VOCAB_SIZE}

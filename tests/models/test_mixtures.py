@@ -21,11 +21,9 @@ TWO: dict[str, Any] = {
     "num_experts_per_tok": 2, "n_shared_experts": 1,
 }  # fmt: skip
 SIX: dict[str, Any] = {"num_key_value_heads": 4, "num_experts": 6, "num_local_experts": 6}
-# Of which the loading check compares some.
-MANY: dict[str, dict[str, Any]] = {"qwen3_moe": {"num_experts": 32, "num_local_experts": 32}}
 # With these no router of bfloat16 chooses much else, and an expert is missed.
 SEEDS = {2: 3, 4: 1}
-OVER = {2: ("gpt_oss", "qwen3_moe", "qwen2_moe", "deepseek_v3"), 4: ("gpt_oss", "qwen3_moe")}
+OVER = {2: ("gpt_oss", "qwen2_moe", "deepseek_v3"), 4: ("qwen3_moe",)}
 
 
 @torch.inference_mode()
@@ -42,7 +40,7 @@ def reference(model: PreTrainedModel) -> dict[str, Any]:
 def test_mixtures_over_ranks_are_those_of_transformers(tmp_path: Path, num_ranks: int) -> None:
     folders = [tmp_path / family for family in OVER[num_ranks]]
     for family, folder in zip(OVER[num_ranks], folders, strict=True):
-        model = build(family, SEEDS[num_ranks], **TWO, **(SIX if num_ranks == 4 else MANY.get(family, {})))
+        model = build(family, SEEDS[num_ranks], **TWO, **(SIX if num_ranks == 4 else {}))
         model.save_pretrained(folder)
         torch.save(reference(model), folder / "wanted.pt")
     run_ranks("tests.models.sharded_mixtures", num_ranks, str(num_ranks), *map(str, folders))

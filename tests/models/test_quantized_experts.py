@@ -39,11 +39,6 @@ def float8_block(weight: Tensor) -> tuple[Tensors, Tensor]:
     return parts, parts["weight"].float() * scales
 
 
-def float8_channel(weight: Tensor) -> tuple[Tensors, Tensor]:
-    parts = layouts.float8_channel(weight)
-    return parts, parts["weight"].float() * parts["weight_scale"]
-
-
 def int4_group(weight: Tensor) -> tuple[Tensors, Tensor]:
     grouped = weight.reshape(len(weight), -1, layouts.GROUP)
     scales = grouped.abs().amax(-1) / 7.5
@@ -83,10 +78,6 @@ FORMATS: dict[str, tuple[Callable[[Tensor], tuple[Tensors, Tensor]], dict[str, o
             "weight_block_size": [32, 32],
             "modules_to_not_convert": [f"{each}_proj" for each in "qkvo"],
         },
-    ),
-    "channels of FP8": (
-        float8_channel,
-        compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
     ),
     "groups of INT4": (
         int4_group,

@@ -20,10 +20,7 @@ from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks
 
 WHOLE_STATES = ("falcon_h1",)
-STATE_FAMILIES = (
-    "qwen3_5_text", "lfm2", "olmo_hybrid", "kimi_linear", "nemotron_h", "mamba2", "jamba", "granitemoehybrid",
-    *WHOLE_STATES,
-)  # fmt: skip
+STATE_FAMILIES = ("qwen3_5_text", "lfm2", "kimi_linear", "nemotron_h", "jamba", *WHOLE_STATES)
 FLOAT_BYTES = 4
 
 
@@ -70,20 +67,18 @@ def test_a_ranks_weights_are_those_that_it_holds(tmp_path: Path) -> None:
     DeepSpeed hands out feed-forward columns by 64, so that ranks hold equally much of these widths only.
     """
     folders = []
-    for family in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gpt_neox", "phi"):
+    for family in ("llama", "gemma2", "gpt_neox", "phi"):
         tiny_model(family, intermediate_size=128).save_pretrained(tmp_path / family)
         folders.append(str(tmp_path / family))
     # Cut as plans say, beside layers that are whole on every rank.
-    for family in ("phi3", "olmo2", "bitnet", "minicpm3", "gemma4_text"):
+    for family in ("phi3", "olmo2", "minicpm3", "gemma4_text"):
         config = tiny_config(family)
         config.intermediate_size = 128
         folders.append(str(tmp_path / family))
         AutoModelForCausalLM.from_config(config).save_pretrained(folders[-1])
     # One key/value head, which both ranks have.
-    for family in ("llama", "phi3"):
-        model = tiny_model(family, intermediate_size=128, num_key_value_heads=1)
-        folders.append(str(tmp_path / f"{family}-shared"))
-        model.save_pretrained(folders[-1])
+    folders.append(str(tmp_path / "phi3-shared"))
+    tiny_model("phi3", intermediate_size=128, num_key_value_heads=1).save_pretrained(folders[-1])
     run_ranks("tests.models.sharded_sizes", 2, *folders)
 
 

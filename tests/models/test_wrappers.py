@@ -28,7 +28,6 @@ CPU = torch.device("cpu")
 TOWERS = {
     "mistral3": "vision_tower.",
     "qwen2_vl": "visual.",
-    "qwen3_vl": "model.visual.",
     "lfm3_vl": "model.vision_tower.",
 }
 
@@ -76,9 +75,8 @@ def test_what_no_tower_of_the_model_has_is_refused(saved: tuple[Path, str], tmp_
         check_weights(opened(tmp_path), 1)
 
 
-@pytest.mark.parametrize("families", [("mistral3", "ministral3"), ("qwen3", "qwen3_vl")], ids="-".join)
-def test_a_wrapped_model_and_a_plain_one_run_as_a_pair(families: tuple[str, str], tmp_path: Path) -> None:
-    for name, family in zip(("target", "draft"), families, strict=True):
+def test_a_wrapped_model_and_a_plain_one_run_as_a_pair(tmp_path: Path) -> None:
+    for name, family in (("target", "mistral3"), ("draft", "ministral3")):
         build(family).save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
     alone = Topology(rank=0, world_size=1, tp_size=1, uses_draft=True, device=CPU)

@@ -3,7 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 MERGED = "tests/models/test_lora.py::test_the_merged_model_is_peft_s"
-PATTERNS, VOCABULARY = (f"{MERGED}[{name}]" for name in ("ranks and scales of modules", "vocabulary"))
+PATTERNS, DORA, VOCABULARY = (
+    f"{MERGED}[{name}]" for name in ("ranks and scales of modules", "DoRA", "vocabulary")
+)
 QUANTISED = (
     "tests/models/test_lora.py::test_a_model_that_is_quantised_while_it_is_loaded_is_quantised_with_its"
 )
@@ -14,10 +16,10 @@ ADAPTER_FAULTS = (
         '(math.sqrt(rank) if config.get("use_rslora") else rank)',
         "rank",
         (PATTERNS,)),
-    Mutant("adapter-s-patterns-not-read", "_scale",
-        'return of_module("alpha_pattern", "lora_alpha") /',
-        'return float(config["lora_alpha"]) /',
-        (PATTERNS,)),
+    Mutant("adapter-with-lengths-of-columns", "_updated",
+        "return merged * (magnitude / merged.norm(dim=1))[:, None]",
+        "return merged * magnitude[:, None]",
+        (DORA,)),
     Mutant("embedding-s-adapter-left-out-of-the-check", "read_sample",
         "checkpoint.adapted(taker, found[new_name], sample.vocab_ids)",
         "found[new_name]",
@@ -26,7 +28,7 @@ ADAPTER_FAULTS = (
         "whole = self._checkpoint.adapted(name, whole)",
         "pass",
         (f"{QUANTISED}_adapter",
-         "tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards[untied]")),
+         "tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards")),
     Mutant("manifest-without-the-adapter", "_changes_fingerprint",
         "None if model.adapter is None else model.adapter.fingerprint()",
         "None",

@@ -4,6 +4,7 @@ branches, samples, log-probabilities. Random runs find them."""
 from tests.mutants.mutant import Mutant
 
 RANDOM_RUNS = "tests/random_runs/test_random_runs.py::test_random_runs_in_this_process"
+ON_RANKS = "tests/random_runs/test_random_runs.py::test_random_runs_on_real_ranks"
 
 INTERPLAY_FAULTS = (
     Mutant("resumed-sequence-counts-the-pages-that-it-had", "Sequence.admit",
@@ -26,28 +27,12 @@ INTERPLAY_FAULTS = (
         "                token_ids += sequence.token_ids[chunk.begin + 1 : end]\n            first += size\n",
         "                token_ids += sequence.token_ids[chunk.begin + 1 : end]\n                first += size\n",
         (RANDOM_RUNS,)),
-    Mutant("a-stop-string-inside-a-block-keeps-the-block", "StopRules._num_until_stop",
-        "        for count in range(1, len(new_ids) + 1):\n",
-        "        for count in (len(new_ids),):\n",
-        (RANDOM_RUNS,)),
-    Mutant("resumed-completion-counts-as-its-prompt", "OpenedSequences.of",
-        "_numbers([each.num_prompt_tokens for",
-        "_numbers([each.context_length for",
-        (RANDOM_RUNS,)),
     Mutant("samples-of-a-preempted-row-draw-alike", "Scheduler._new_sequence",
         "stream_key=stream_key(seed, request.row_id, request.sample_index, len(request.earlier))",
         "stream_key=stream_key(seed, request.row_id, min(1, request.sample_index), len(request.earlier))",
         (RANDOM_RUNS,)),
-    Mutant("resumed-sequence-has-missed-nothing", "OpenedSequences.of",
-        "_numbers([sequence.counters.num_misses for sequence in sequences])",
-        "_numbers([0] * len(sequences))",
-        (RANDOM_RUNS,)),
     Mutant("next-token-of-a-preemption-stays-forced", "Sequence.begin_block",
         "        self.forced_next_token = None\n        self.num_redraft = 0\n        self.num_candidates",
         "        self.num_redraft = 0\n        self.num_candidates",
-        (RANDOM_RUNS,)),
-    Mutant("log-probabilities-of-a-preempted-token-are-anothers", "LogprobBook.note_next",
-        "            self._of[order][position] = line\n",
-        "            self._of[order].setdefault(len(self._of[order]) and max(self._of[order]) + 1 or position, line)\n",
         (RANDOM_RUNS,)),
 )

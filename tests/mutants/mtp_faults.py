@@ -4,21 +4,12 @@ from tests.mutants.mutant import Mutant
 
 PAPERS = "tests/engine/test_mtp.py::test_every_block_is_what_the_papers_say[ernie4_5_moe]"
 FILES = "tests/models/drafters/test_mtp.py::test_published_files_give_the_head_and_the_target"
-PERFECT = "tests/engine/test_mtp.py::test_a_perfect_head_is_always_right"
 
 MTP_FAULTS = (
     Mutant("head-reads-states-before-the-final-norm", "StateReader.__init__",
         'model.get_decoder() if hasattr(model, "get_decoder") else model.base_model',
         "stack[-1]",
         (PAPERS,)),
-    Mutant("states-are-joined-without-their-norm", "JoinedStates.forward",
-        "self.hnorm(states)",
-        "states",
-        (PAPERS,)),
-    Mutant("states-stand-before-embeddings", "JoinedStates.forward",
-        "[self.enorm(embedded), self.hnorm(states)]",
-        "[self.hnorm(states), self.enorm(embedded)]",
-        (PERFECT,)),
     Mutant("states-stand-where-other-families-have-them", "JoinedStates.forward",
         "parts[::-1] if self._states_first else parts",
         "parts",
@@ -27,10 +18,6 @@ MTP_FAULTS = (
         "self._shapes.hide_first()",
         "pass",
         (PAPERS,)),
-    Mutant("norms-of-a-head-change-places", "_QWEN",
-        '("mtp.pre_fc_norm_embedding.", "mtp.enorm."),\n    ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),',
-        '("mtp.pre_fc_norm_embedding.", "mtp.hnorm."),\n    ("mtp.pre_fc_norm_hidden.", "mtp.enorm."),',
-        (f"{FILES}[qwen3_next]",)),
     Mutant("head-has-the-experts-of-the-first-layer", "FileNames.own",
         "return own + stored.removeprefix(prefix) if own else None",
         'return own + stored.removeprefix(prefix) if own and "experts" not in stored else None',

@@ -4,7 +4,6 @@ from tests.mutants.mutant import Mutant
 
 NGRAMS = "tests/engine/test_ngram_draft.py"
 PLAIN = f"{NGRAMS}::test_tokens_follow_the_target_s_distribution[plain]"
-PAYING = f"{NGRAMS}::test_tokens_follow_the_target_s_distribution[paying]"
 BATCH = f"{NGRAMS}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
 REPEATED = f"{NGRAMS}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
 REPEATS_ITS_BLOCK = f"{NGRAMS}::test_a_preempted_sequence_repeats_its_block"
@@ -27,14 +26,6 @@ NGRAM_FAULTS = (
         "is_rejected_R = num_accepted_R < self._num_verified[slots_R]",
         "is_rejected_R = self._num_verified[slots_R] > 0",
         (PLAIN,)),
-    Mutant("residual-of-n-grams-lacks-candidates-that-were-not-verified", "NgramDraft._rejected_ids",
-        "is_rejected_R = num_accepted_R < self._num_verified[slots_R]",
-        "is_rejected_R = num_accepted_R < self._num_found[slots_R]",
-        (PAYING,)),
-    Mutant("residual-of-n-grams-of-another-row", "sample_alone",
-        "without_rejected(target_W, rejected_ids_R[drawn])",
-        "without_rejected(target_W, np.roll(rejected_ids_R[drawn], 1))",
-        (PLAIN,)),
     Mutant("n-grams-of-the-last-sequence-in-a-slot", "NgramDraft._open",
         "self._lookup.num_tokens[slots] = self._num_found[slots] = self._num_verified[slots] = 0",
         "self._num_found[slots] = self._num_verified[slots] = 0",
@@ -51,26 +42,10 @@ NGRAM_FAULTS = (
         "is_earlier_P = places_P < last_R[rows_P]",
         "is_earlier_P = places_P <= last_R[rows_P]",
         (LOOKUP,)),
-    Mutant("lookup-takes-the-earliest-match", "PromptLookup.find",
-        "begins_R[rows_P], lengths_R[rows_P] = places_P + 1, length",
-        "begins_R[rows_P[::-1]], lengths_R[rows_P] = places_P[::-1] + 1, length",
-        (LOOKUP,)),
-    Mutant("lookup-matches-before-the-first-token", "PromptLookup.find",
-        " & (places_P >= length - 1)",
-        "",
-        (LOOKUP,)),
     Mutant("repeated-block-of-n-grams-has-another-length", "NgramDraft._find",
         "limits_R = np.where(is_resumed_R, np.minimum(request.num_redraft_R, limits_R), limits_R)",
         "pass",
         (REPEATS_ITS_BLOCK,)),
-    Mutant("repeated-block-of-n-grams-is-weighed-again", "NgramDraft._find",
-        "num_R = np.where(is_resumed_R, num_R, paying_R)",
-        "num_R = paying_R",
-        (REPEATS_ITS_BLOCK,)),
-    Mutant("n-grams-are-weighed-by-passes-alone", "NgramLengths.lengths",
-        "host_ns = self._costs.message.look_up(num_rows)",
-        "host_ns = 0.0",
-        (LOOKUP,)),
     Mutant("n-grams-are-not-learned-from", "NgramLengths.observe",
         "self._acceptance.observe(_features(matches_N[is_open_N]), is_right_N[is_open_N])",
         "pass",

@@ -9,8 +9,8 @@ DRIFT = STATES + "test_a_thousand_rollbacks_leave_the_state_of_a_run_without_any
 WRONG_PLACE = STATES + "test_positions_that_a_state_does_not_lead_to_are_an_error"
 RECORDED_TESTS = "tests/models/recurrent/test_recorded.py::"
 RECORDED = RECORDED_TESTS + "test_recorded_passes_are_right_for_every_acceptance"
+LONG = RECORDED_TESTS + "test_long_chunks_are_not_recorded"
 RUNS = "tests/models/test_static_runs.py::test_a_run_gives_what_single_steps_give"
-GREEDY = "tests/engine/test_recurrent.py::test_greedy_tokens_are_those_of_generate_after_every_block"
 AHEAD = "tests/engine/test_recurrent.py::test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place"
 ADOPTED = "tests/engine/test_recurrent.py::test_an_adopted_branch_goes_on_with_its_own_state"
 SIZES = "tests/models/test_sizes.py::test_states_and_keys_are_those_that_a_runner_holds"
@@ -26,10 +26,6 @@ RECURRENT_FAULTS = (
         "run_S + kept_S - begins_S,",
         "(run_S + kept_S - begins_S - 1).maximum(run_S + applied_S - begins_S),",
         (BLOCKS,)),
-    Mutant("convolution-sees-a-token-too-few", "RecurrentStates._laid_out",
-        "(applied_S - self.num_before).clamp",
-        "(applied_S - self.num_before + 1).clamp",
-        (BLOCKS,)),
     Mutant("state-of-another-slot", "RecurrentStates._laid_out",
         "                slots_S,\n",
         "                slots_S.sort().values,\n",
@@ -42,10 +38,6 @@ RECURRENT_FAULTS = (
         "told_5S[:, : len(told.slots_S)] = told",
         "told_5S[:, : len(told.slots_S)] = told._replace(applied_S=np.maximum(told.applied_S - 1, 0))",
         (RECORDED + "[mamba2]",)),
-    Mutant("recorded-passes-one-position-late", "pack_told",
-        "told_5S[:, : len(told.slots_S)] = told",
-        "told_5S[:, : len(told.slots_S)] = told._replace(begins_S=told.begins_S + (told.begins_S > 0))",
-        (RECORDED + "[lfm2]",)),
     Mutant("recording-leaves-states-several-times", "run_once",
         "each[-1].fill_(NOT_KEPT)",
         "pass",
@@ -54,10 +46,10 @@ RECURRENT_FAULTS = (
         "positions = num_keys_A[rows] + step - 1",
         "positions = num_keys_A[rows]",
         (RUNS + "[greedy-falcon_h1-more6]",)),
-    Mutant("whoever-takes-no-step-leaves-a-state", "StaticRuns._pack_told",
-        "np.array([0, 0, 1, 0, NOT_KEPT])",
-        "np.array([0, 0, 1, 0, 1])",
-        (RUNS + "[greedy-falcon_h1-more6]",)),
+    Mutant("long-chunks-token-by-token", "StaticPasses.choose_bucket",
+        "segments.lengths_S.max() > MAX_KERNEL_TOKENS",
+        "False",
+        (LONG,)),
     Mutant("a-lone-tokens-state-is-kept-without-its-length", "RecurrentStates.plan",
         "self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S",
         "self._applied[slots_S], self._ends[slots_S] = np.where(lengths_S > 1, kept_S, applied_S), ends_S",
@@ -86,14 +78,6 @@ RECURRENT_FAULTS = (
         "target_keeps_states=models.target.keeps_states,",
         "",
         (JOB,)),
-    Mutant("drafts-share-prefixes-without-their-state", "batch_limits",
-        "draft_keeps_states=models.draft is not None and models.draft.keeps_states,",
-        "",
-        (JOB,)),
-    Mutant("late-drafts-begin-after-shared-pages-without-their-state", "LazyPrefill._begins",
-        "~self._is_written[pages] | self._runner.keeps_states",
-        "~self._is_written[pages]",
-        (SKIPPING,)),
     Mutant("kept-states-are-those-of-another-border", "PrefixStates.keep",
         "own.keys[own.ends.pop(0) - 1]",
         "own.keys[own.ends.pop(0) - 2]",
@@ -106,10 +90,6 @@ RECURRENT_FAULTS = (
         "(updates.pages >= 0) & (updates.slots >= 0)",
         "updates.pages >= 0",
         (SKIPPING,)),
-    Mutant("prefixes-with-a-token-too-few", "PageTable.chunk_end",
-        "min(end, num_pages * self.page_size)",
-        "min(end, num_pages * self.page_size - 1)",
-        (ONCE,)),
     Mutant("sequences-do-not-wait-for-their-prefix", "PrefixStates.may_begin",
         "if not coming.isdisjoint(own.keys[own.num_shared :]):",
         "if False:",
@@ -117,9 +97,5 @@ RECURRENT_FAULTS = (
     Mutant("states-kept-before-the-pass", "RecurrentStates.update",
         "self._to_keep = np.array([slots, lengths, kept])[:, is_end]",
         "self._to_keep = self._to_keep[:, :0]; self.copy(slots[is_end], self._num_run + kept[is_end])",
-        (KEPT,)),
-    Mutant("sequences-begin-with-a-stale-kept-state", "RecurrentStates.update",
-        "self.copy(self._num_run + kept[~is_end], slots[~is_end])",
-        "self.copy(self._num_run + 0 * kept[~is_end], slots[~is_end])",
         (KEPT,)),
 )  # fmt: skip

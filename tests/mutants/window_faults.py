@@ -10,7 +10,6 @@ PREFIX = (
     "tests/models/cache/test_windowed_pages.py::"
     "test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_there"
 )
-SIZES = "tests/models/cache/test_windowed_pages.py::test_only_windows_that_save_pages_have_pages_of_their_own"
 WINDOWED = (
     "tests/engine/test_windowed_pages.py::"
     "test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared"
@@ -23,14 +22,6 @@ WINDOW_FAULTS = (
         "best, most = tried, of_own",
         "pass",
         ("tests/job/test_rank_allocation.py",)),
-    Mutant("host-reads-from-a-page-too-late", "AttentionGroup.seen",
-        "self.positions_RQ[:, 0] - window + 1",
-        "self.positions_RQ[:, -1] - window + 1",
-        (HOST,)),
-    Mutant("host-reads-all-pages", "AttentionGroup.seen",
-        "is_whole = window is not None and not firsts_R.any()",
-        "is_whole = window is not None",
-        (HOST,)),
     Mutant("segments-begin-at-one-page", "AttentionGroup._from",
         "firsts_R[:, None] + np.arange(num_pages)",
         "firsts_R.min() + np.arange(num_pages)[None].repeat(len(firsts_R), 0)",
@@ -47,10 +38,6 @@ WINDOW_FAULTS = (
         "self.forget(next(iter(self._unseen)))",
         "return self._beside[next(iter(self._unseen))]",
         (PREFIX, WINDOWED)),
-    Mutant("windowed-page-that-another-sequence-sees-is-given-back", "WindowedPages._see",
-        "self._num_seeing[page] += 1",
-        "self._num_seeing[page] = 1",
-        ("tests/models/cache/test_windowed_pages.py::test_a_shared_window_is_held_until_no_sequence_sees_it",)),
     Mutant("what-was-given-back-is-still-in-the-table", "WindowedPages.slide",
         "            self._on_change(slot, column, NULL_PAGE)\n",
         "",
@@ -58,10 +45,6 @@ WINDOW_FAULTS = (
     Mutant("windowed-layers-read-pages-of-the-others", "GroupedAttention.attend",
         "if layer in self._windowed",
         "if layer not in self._windowed",
-        (READ,)),
-    Mutant("static-pass-over-pages-of-the-others", "StaticPasses.pack",
-        "(batch.windowed_pages_SP, self.windowed_scratch_page)",
-        "(page_table, self.windowed_scratch_page)",
         (READ,)),
     Mutant("compiled-layers-read-pages-of-the-others", "CompiledPass.bind",
         "layer.group = int(index in cache.windowed)",
@@ -71,14 +54,6 @@ WINDOW_FAULTS = (
         "if not (self._pages.has_windowed or self._pages.has_states):",
         "if True:",
         (WINDOWED,)),
-    Mutant("chunks-without-windowed-pages", "Scheduler._next_chunk",
-        "        self._pages.slide(sequence.slot, begin, end)\n",
-        "",
-        (WINDOWED,)),
-    Mutant("too-few-windowed-pages-for-a-batch", "num_pool_pages",
-        "+ 2 * -(-num_batched_tokens // page_size)",
-        "",
-        (SIZES,)),
     Mutant("collecting-from-a-cache-that-gives-back", "_collect",
         "may_give_back=False",
         "may_give_back=True",

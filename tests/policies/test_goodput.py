@@ -9,7 +9,6 @@ import pytest
 
 from specdist.policies import (
     VerifiedBlocks,
-    VerifiedTokens,
 )
 from specdist.policies.costs import CostModel, Curve
 from tests.policies.goodput import (
@@ -23,19 +22,6 @@ from tests.policies.goodput import (
     new_goodput,
     question,
 )
-
-
-def test_a_cheap_draft_is_asked_for_more_than_a_dear_one() -> None:
-    costs = [flat_costs(target=100, draft=draft) for draft in (1, 20, 60, 200)]
-    lengths = [drafted_length(goodput(each), 0.6) for each in costs]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == CAP and lengths[-1] == 0
-
-
-def test_nothing_is_drafted_where_every_token_costs_the_target_a_pass() -> None:
-    """A compute-bound target: a batch is better off without speculation."""
-    policy = goodput(flat_costs(target=100, draft=10, per_token=100))
-    assert not any(goes_on(policy, 8, 0))
 
 
 def test_it_looks_past_a_first_token_that_does_not_pay() -> None:
@@ -177,14 +163,6 @@ def test_the_past_of_a_row_is_its_verified_tokens() -> None:
     kept = 0.5 ** (2 / 64)
     expected = [[3.0, 3.0], [8 * kept + 1, 16 * kept + 2]]
     np.testing.assert_allclose(policy.next_histories(blocks), expected)
-
-
-def test_without_verified_tokens_nothing_is_learned() -> None:
-    policy = goodput(flat_costs(target=100, draft=10))
-    before = policy._forecast.of_all
-    nothing = np.zeros(0)
-    policy.observe_tokens(VerifiedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
-    assert policy._forecast.of_all == pytest.approx(before)
 
 
 def test_the_lengths_of_blocks_are_those_of_the_best_rate() -> None:

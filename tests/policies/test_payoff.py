@@ -132,13 +132,6 @@ def test_a_fixed_length_is_that_of_synchronous_blocks_and_the_most_of_asynchrono
     assert rate(fixed, 16, SYNCHRONOUS) < rate(free, 16, SYNCHRONOUS)
 
 
-def test_a_draining_batch_gets_longer_blocks_and_more_branches() -> None:
-    found = taught(chooser(wide_ms=1), 0.8)
-    full, half, last = (choose(found, num_rows) for num_rows in (120, 24, 1))
-    assert full.num_rounds_alone > 0
-    assert 1 < half.num_ahead < last.num_ahead and half.num_branches <= last.num_branches > 0
-
-
 def test_a_long_context_makes_candidates_cheap() -> None:
     """At 128 rows a pass is bound by arithmetic; reading 30,000 tokens of context for each row is not."""
     costs = CostModel(

@@ -115,7 +115,8 @@ def check_completion(case: Case, completion: Completion, places: list[float]) ->
             return
         elif draft_LV is not None:
             drafted_V = scores_of(draft_LV[position - 1], before, rules)
-            places += _place(scores_V, drafted_V, rules, token_id, rng)
+            found_V, other_V = (probabilities_of(each, rules.options) for each in (scores_V, drafted_V))
+            places += place_of(found_V, other_V, token_id, rng)
         processed.append(_logprob(scores_V, rules, token_id))
     strings = case.stop if row.stop is None else row.stop
     expected_end = end_of(
@@ -151,14 +152,14 @@ def rules_of(case: Case, row: Row) -> Rules:
     )
 
 
-def _place(
-    scores_V: np.ndarray, drafted_V: np.ndarray, rules: Rules, token_id: int, rng: np.random.Generator
+def place_of(
+    found_V: np.ndarray, other_V: np.ndarray, token_id: int, rng: np.random.Generator
 ) -> list[float]:
-    """Nothing of a token that is certain."""
-    found_V = probabilities_of(scores_V, rules.options)
+    """The token's place in the distribution ``found_V``, after the tokens that ``other_V`` favours more.
+    Nothing of a token that is certain."""
     if found_V[token_id] > 1 - 1e-6:
         return []
-    order = np.argsort(found_V - probabilities_of(drafted_V, rules.options), kind="stable")
+    order = np.argsort(found_V - other_V, kind="stable")
     place = int(np.flatnonzero(order == token_id)[0])
     below = found_V[order[:place]].sum()
     return [float(below + rng.random() * found_V[token_id])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -21,40 +20,21 @@ def first_difference(there: Path, here: Path, *, of_tokens_alone: bool = False) 
     for name, path in sorted(files[here].items()):
         if path.read_bytes() == files[there][name].read_bytes():
             continue
-        tables = _read(files[there][name]), _read(path)
-        if of_tokens_alone:
-            tables = tables[0].select(TOKENS), tables[1].select(TOKENS)
-        if found := _of_tables(*tables):
-            return found
+        one, other = (_rows(each, of_tokens_alone=of_tokens_alone) for each in (files[there][name], path))
+        if len(one) != len(other):
+            return f"{name}: {len(other)} rows, there {len(one)}"
+        # By their texts: not a number is not itself.
+        differing = [(a, b) for a, b in zip(one, other, strict=True) if repr(a) != repr(b)]
+        if differing:
+            changed = {key: (a.get(key), b.get(key)) for a, b in differing[:1] for key in a | b}
+            words = [f"{key}: {b!r:.200}, there {a!r:.200}" for key, (a, b) in changed.items() if a != b]
+            return f"{name}, row {differing[0][1].get('row_id')}: {'; '.join(words)}"
         if not of_tokens_alone:
             return f"{name}: other bytes of the same rows"
     return None
 
 
-def _read(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
-
-
-def _of_tables(there: pa.Table, here: pa.Table) -> str | None:
-    if here.column_names != there.column_names or here.num_rows != there.num_rows:
-        return f"{here.num_rows} rows of {here.column_names}, there {there.num_rows} of {there.column_names}"
-    # Tokens first: texts and numbers follow from them.
-    for name in sorted(here.column_names, key=lambda name: (name != "completion_ids", name)):
-        for row, (one, other) in enumerate(zip(there[name].to_pylist(), here[name].to_pylist(), strict=True)):
-            # Not a number is not itself.
-            if repr(one) != repr(other):
-                return f"row {_key(here, row)}, {name}{_of_values(one, other)}"
-    return None
-
-
-def _key(table: pa.Table, row: int) -> str:
-    names = [name for name in ("row_id", "sample_index") if name in table.column_names]
-    return "/".join(str(table[name][row].as_py()) for name in names)
-
-
-def _of_values(there: Any, here: Any) -> str:
-    if isinstance(there, list) and isinstance(here, list):
-        both = enumerate(zip(there, here, strict=False))
-        place = next((i for i, (one, other) in both if repr(one) != repr(other)), min(len(there), len(here)))
-        return f"[{place}]: {here[place : place + 3]}, there {there[place : place + 3]}"
-    return f": {here!r:.80}, there {there!r:.80}"
+def _rows(path: Path, *, of_tokens_alone: bool) -> list[dict[str, object]]:
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+    rows: list[dict[str, object]] = (table.select(TOKENS) if of_tokens_alone else table).to_pylist()
+    return rows

@@ -13,6 +13,7 @@ from specdist.sampling.distributions import (
     Dense,
     OneHot,
     SamplingSettings,
+    acceptance_probabilities,
     accepted,
     count_accepted,
     distributions_from_logits,
@@ -53,58 +54,17 @@ def acceptance_probability(target: Tensor, draft: Tensor) -> float:
 def test_accepted_and_recovered_mass_is_the_target_distribution(settings: SamplingSettings) -> None:
     for seed in range(20):
         target, draft = pair_of_distributions(settings, seed)
-        accepted_V = accepted_masses(target, draft)
+        # Of each token, that it is drawn and then accepted.
+        chances = [
+            acceptance_probability(target[token], draft[token]) if draft[token] > 0 else 0.0
+            for token in range(VOCAB_SIZE)
+        ]
+        accepted_V = draft * torch.tensor(chances, dtype=torch.float64)
         residual = recovered_distributions(Dense(target[None]), Dense(draft[None])).probabilities_NV[0]
         distribution = accepted_V + (1 - accepted_V.sum()) * residual
         torch.testing.assert_close(distribution, target, atol=TOLERANCE, rtol=0)
         # The acceptance rate is the overlap of the two distributions (Leviathan et al. 2023, Corollary 3.6).
         torch.testing.assert_close(accepted_V.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
-
-
-def accepted_masses(target: Tensor, draft: Tensor) -> Tensor:
-    """[V]: that each token is drawn and then accepted."""
-    chances = [
-        acceptance_probability(target[token], draft[token]) if draft[token] > 0 else 0.0
-        for token in range(VOCAB_SIZE)
-    ]
-    return draft * torch.tensor(chances, dtype=torch.float64)
-
-
-def lossy_distribution(target: Tensor, draft: Tensor, trusts: Tensor) -> Tensor:
-    """Of SPRINTER's next token: drawn by the draft; with the chance ``trusts`` [V] the verifier lets it pass,
-    else it is verified by the ordinary rule."""
-    judged = accepted_masses(target, draft) * (1 - trusts)
-    trusted = draft * trusts
-    residual = recovered_distributions(Dense(target[None]), Dense(draft[None])).probabilities_NV[0]
-    return trusted + judged + (1 - (trusted + judged).sum()) * residual
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("false_positive", [0.0, 0.3, 1.0])
-def test_a_trusted_draft_emits_the_mixture_of_theorem_1(
-    settings: SamplingSettings, false_positive: float
-) -> None:
-    """SPRINTER, Theorem 1: (1 - f) P + f Q. What its proof uses without saying so: the verifier
-    lets every unacceptable token (Q > P) pass with the same chance f, whatever the token, independently of
-    which one the draft prefers; and a doubted token is verified by min(1, P/Q) with the residual of the whole
-    P and Q. Of acceptable tokens it may do what it likes: verified, they are accepted with certainty."""
-    generator = torch.Generator().manual_seed(3)
-    for seed in range(10):
-        target, draft = pair_of_distributions(settings, seed)
-        true_positives = torch.rand(VOCAB_SIZE, generator=generator, dtype=torch.float64)
-        trusts = torch.where(draft <= target, true_positives, false_positive)
-        distribution = lossy_distribution(target, draft, trusts)
-        mixture = (1 - false_positive) * target + false_positive * draft
-        torch.testing.assert_close(distribution, mixture, atol=TOLERANCE, rtol=0)
-        distance = (target - draft).abs().sum() / 2
-        torch.testing.assert_close(
-            (distribution - target).abs().sum() / 2, false_positive * distance, atol=TOLERANCE, rtol=0
-        )
-        # Of the draft's tokens, those that are kept: 1 - (1 - f) TV(P, Q) (Theorem 7, where acceptable ones
-        # always are).
-        kept = draft * trusts + accepted_masses(target, draft) * (1 - trusts)
-        expected = 1 - (1 - false_positive) * float(distance)
-        assert float(kept.sum()) == pytest.approx(expected, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -183,6 +143,13 @@ def test_the_number_0_accepts_nothing_impossible() -> None:
     draft = torch.tensor([1.0, 0.5, 1e-30], dtype=torch.float64)
     assert not accepted(zeros, draft, zeros).any()
     assert accepted(torch.full_like(zeros, 1e-30), draft, zeros).all()
+
+
+def test_nan_accepts_nothing_and_chances_are_ratios() -> None:
+    target = torch.tensor([0.2, 0.6, 0.0, 0.0], dtype=torch.float64)
+    draft = torch.tensor([0.4, 0.3, 0.5, 0.0], dtype=torch.float64)
+    assert acceptance_probabilities(target, draft).tolist() == [0.5, 1.0, 0.0, 0.0]
+    assert not accepted(target * torch.nan, draft, torch.zeros(4, dtype=torch.float64)).any()
 
 
 def test_equals_at_the_edge_of_a_filter_are_all_kept() -> None:

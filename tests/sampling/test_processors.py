@@ -1,8 +1,6 @@
-"""Every processor against transformers' own, at all positions of blocks, whole and in slices; and the
-rejection rule on processed distributions by enumeration in float64."""
+"""Every processor against transformers' own, at all positions of blocks, whole and in slices."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -108,23 +106,6 @@ def test_a_processor_does_what_transformers_does(case: str, num_slices: int) -> 
     assert (found_NV - plain).abs().max() > 1e-3, "nothing was tested"
 
 
-def test_rows_of_one_pass_have_options_of_their_own() -> None:
-    """Each position is what it is alone, whatever the others' filters."""
-    rows = [TokenOptions(temperature=0.0, top_k=2), TokenOptions(top_k=3), TokenOptions(top_p=0.6),
-            TokenOptions(min_p=0.3, repetition_penalty=2.0), TokenOptions(temperature=0.4)]  # fmt: skip
-    token_ids = np.random.default_rng(2).integers(6, size=(len(rows), 9))
-    table = RowTable(TokenOptions(), len(rows), token_ids)
-    slots = np.arange(len(rows))
-    table.fill(slots, np.array([row.numbers for row in rows]), np.full(len(rows), 4), token_ids[:, :0])
-    logits_NV = 3 * torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
-    asked = QueryPositions(table, slots, slots, np.full(len(rows), 8))
-    found_NV = probabilities_of(logits_NV, asked, Processing(), 2)
-    for index, row in enumerate(rows):
-        before = token_ids[index, :8].tolist()
-        expected_V = reference_probabilities(logits_NV[index], before, Processing(), row, 4)
-        torch.testing.assert_close(found_NV[index], expected_V, rtol=1e-5, atol=1e-7)
-
-
 def test_a_mask_allows_its_tokens_whole_and_in_slices() -> None:
     is_allowed_NV = torch.rand(4, 70, generator=torch.Generator().manual_seed(7)) < 0.3
     bits_NV = np.pad(is_allowed_NV.numpy(), ((0, 0), (0, 26)))
@@ -133,65 +114,3 @@ def test_a_mask_allows_its_tokens_whole_and_in_slices() -> None:
     for num_slices in (1, 3):
         parts = [allowed_tokens(torch.from_numpy(masks_NW), ids) for ids in vocab_ranges(70, num_slices)]
         assert torch.equal(torch.cat(parts, dim=1), is_allowed_NV)
-
-
-@pytest.mark.parametrize(
-    "case", ["repetition", "presence", "bad words", "least length", "min-p", *list(CASES)[-8:]]
-)
-def test_speculation_on_processed_distributions_by_enumeration(case: str) -> None:
-    """Two candidates in float64, every pair of them: the distribution of the first two emitted tokens is the
-    target's own, processed with the tokens before each."""
-    processing, options = CASES[case]
-    size, prompt, generator = 6, [1, 2, 2], torch.Generator().manual_seed(8)
-    processing = _narrowed(processing, size)
-    # Logits by all tokens so far: the prompt, then none, one or two.
-    target, draft = (2 * torch.randn(2, size + 1, size, dtype=torch.float64, generator=generator)).unbind()
-    token_ids = np.zeros((1, 6), np.int64)
-    token_ids[0, :3] = prompt
-    table = RowTable(options, 1, token_ids)
-    table.fill(np.array([0]), np.array([options.numbers]), np.array([3]), [token_ids[0, :3]])
-
-    def of_block(logits_NV: Tensor, candidates: tuple[int, ...], first: int) -> Tensor:
-        token_ids[0, 3 : 3 + len(candidates)] = candidates
-        positions = np.arange(3 + first, 3 + first + len(logits_NV))
-        lines = np.zeros(len(positions), np.int64)
-        return probabilities_of(logits_NV, QueryPositions(table, lines, lines, positions), processing, 1)
-
-    def own(first: int, before: tuple[int, ...]) -> Tensor:
-        logits_V = target[0] if not before else target[1 + before[0]]
-        return reference_probabilities(logits_V, [*prompt, *before], processing, options, 3)
-
-    emitted = torch.zeros(size, size, dtype=torch.float64)
-    for pair in itertools.product(range(size), repeat=2):
-        # The draft draws one position at a time; the target sees the whole block at once.
-        first_Q = of_block(draft[:1], (), 0)[0]
-        second_Q = of_block(draft[1 + pair[0]][None], pair[:1], 1)[0]
-        drawn = float(first_Q[pair[0]] * second_Q[pair[1]])
-        if not drawn:
-            continue
-        first_P, second_P = of_block(torch.stack([target[0], target[1 + pair[0]]]), pair, 0)
-        accepted = [float(min(1, p[y] / q[y])) for p, q, y in
-                    ((first_P, first_Q, pair[0]), (second_P, second_Q, pair[1]))]  # fmt: skip
-        emitted[pair] += drawn * accepted[0] * accepted[1]
-        if accepted[0] and accepted[1] < 1:
-            left = (second_P - second_Q).clamp(min=0)
-            emitted[pair[0]] += drawn * accepted[0] * (1 - accepted[1]) * left / left.sum()
-        if accepted[0] < 1:
-            left = (first_P - first_Q).clamp(min=0)
-            for token_id, chance in enumerate((left / left.sum()).tolist()):
-                rest = of_block(target[1 + token_id][None], (token_id,), 1)[0]
-                emitted[token_id] += drawn * (1 - accepted[0]) * chance * rest
-    first = own(0, ())
-    expected = torch.stack([first[token_id] * own(1, (token_id,)) for token_id in range(size)])
-    torch.testing.assert_close(emitted, expected, rtol=1e-6, atol=1e-9)
-
-
-def _narrowed(processing: Processing, size: int) -> Processing:
-    """Of a vocabulary of so many ids."""
-    return dataclasses.replace(
-        processing,
-        logit_bias=tuple((key % size, value) for key, value in processing.logit_bias),
-        bad_words=tuple(tuple(key % size for key in word) for word in processing.bad_words),
-        suppressed_ids=tuple({key % size for key in processing.suppressed_ids[:1]}),
-        end_ids=tuple({key % size for key in processing.end_ids[:1]}),
-    )

@@ -29,9 +29,9 @@ def write_stdlib(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def test_this_python_has_enough_text_the_same_each_time_and_in_one_part() -> None:
+def test_this_python_has_enough_text_and_each_is_in_one_part() -> None:
     training, held_out = load_documents()
-    assert len(training) > len(held_out) > 0 and (training, held_out) == load_documents()
+    assert len(training) > len(held_out) > 0
     assert sum(len(section) for document in training for section in document) > 500_000
     assert set(training).isdisjoint(held_out)
     prompts, references = cut_prompts(held_out)
@@ -45,7 +45,7 @@ def test_docstrings_stand_under_their_names_and_other_files_are_skipped(tmp_path
     (stdlib / "python2.py").write_text("print 'no Python 3'")
     (stdlib / "undecodable.py").write_bytes(b"'\xff'")
     training, held_out = load_documents(stdlib)
-    assert len(training) + len(held_out) == 30
+    assert len(training) + len(held_out) == 30 and (training, held_out) == load_documents(stdlib)
     (document,) = [each for each in training + held_out if each[0] == "A module about kept7."]
     assert document[1:] == ("Thing:\nWhat a thing is to kept7.", "act:\nAct on kept7, that many times.")
     assert cut_prompts(held_out) == ([], [])

@@ -25,8 +25,7 @@ def distributions(model: MarkovModel, temperature: float) -> torch.Tensor:
     return (logits_VV / temperature).softmax(dim=1)
 
 
-@pytest.mark.parametrize("acceptance", [0.3, 0.8, 0.95])
-@pytest.mark.parametrize("variation", [0.0, 1.0])
+@pytest.mark.parametrize(("acceptance", "variation"), [(0.3, 0.0), (0.8, 1.0)])
 def test_greedy_acceptance_is_that_of_the_dial(acceptance: float, variation: float) -> None:
     """Over the whole chain of the target's likeliest tokens, which visits every token once."""
     models = pair(acceptance=acceptance, variation=variation)
@@ -40,8 +39,7 @@ def test_greedy_acceptance_is_that_of_the_dial(acceptance: float, variation: flo
     assert abs(found - acceptance) <= 0.5 / VOCAB_SIZE
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("acceptance", [0.3, 0.8, 0.95])
+@pytest.mark.parametrize(("acceptance", "temperature"), [(0.3, 0.6), (0.95, 1.0)])
 def test_acceptance_of_samples_is_that_of_the_dial(acceptance: float, temperature: float) -> None:
     """sum min(P, Q), weighted by how often the target's chain is at each token: equally often, which is a
     property of the table that is checked too."""
@@ -54,23 +52,7 @@ def test_acceptance_of_samples_is_that_of_the_dial(acceptance: float, temperatur
     assert overlap_V[order].numpy() == pytest.approx(models.acceptance_V, abs=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_variation_makes_stretches_easy_and_hard_in_turn(temperature: float) -> None:
-    """The largest variation of a mean of 0.7 is 0.3."""
-    acceptance_V = pair(acceptance=0.7, variation=1.0, temperature=temperature).acceptance_V
-    means = acceptance_V.reshape(-1, 32).mean(axis=1)
-    # Greedily a stretch has a whole number of agreements, whose sum is kept.
-    assert means[::2] == pytest.approx(1.0, abs=1 / 31) and means[1::2] == pytest.approx(0.4, abs=1 / 31)
-
-
-def test_the_draft_is_more_certain_where_it_is_right() -> None:
-    models = pair(acceptance=0.7)
-    top_V = distributions(models.draft, 1.0).amax(dim=1)[torch.from_numpy(models.order_V)]
-    is_right_V = torch.from_numpy(models.acceptance_V) > 0
-    assert top_V[is_right_V].mean() > top_V[~is_right_V].mean() + 0.15
-
-
-@pytest.mark.parametrize(("length", "num_branches"), [(5, 2), (9, 6), (9, 12)])
+@pytest.mark.parametrize(("length", "num_branches"), [(5, 2), (9, 12)])
 def test_branches_of_a_block_catch_as_many_misses_as_the_planner_assumes(
     length: int, num_branches: int
 ) -> None:

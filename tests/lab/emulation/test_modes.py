@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -17,14 +16,12 @@ from tests.lab.emulation.__main__ import main
 from tests.lab.emulation.config import EmulationConfig, label_of
 from tests.lab.emulation.draft_rank import DraftRank
 from tests.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
-from tests.lab.emulation.results import Outcome
-from tests.lab.emulation.run import Case, Emulation, run_emulation
-from tests.lab.emulation.session import Replica, Run
+from tests.lab.emulation.run import Emulation
 from tests.statistics import chi_square_p_value
 
 # Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.
 SMALL = ["--emulate", "b200", "--target", "350m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
-         "24", "--batch_sizes", "6", "--rounds", "60", "--acceptance", "0.7"]  # fmt: skip
+         "24", "--batch_sizes", "6", "--rounds", "40", "--acceptance", "0.7"]  # fmt: skip
 MODES = ("target only", "colocated", "synchronous", "asynchronous", "branches")
 # Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
 LEAST_P = 1e-4
@@ -42,9 +39,9 @@ def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[st
         for case in emulation.cases():
             completions = found.setdefault(f"{case.mode}, {label_of(case.choice)}", [])
             outcome, run = emulation.measure(replica, case, completions.append)
-            assert len(run.times.lengths_R) == 60
+            assert len(run.times.lengths_R) == 40
             assert outcome.measured is not None and 0 <= outcome.measured.exposed_share < 1
-            assert run.num_tokens == pytest.approx(outcome.tokens_per_round * 60 * 6)
+            assert run.num_tokens == pytest.approx(outcome.tokens_per_round * 40 * 6)
     yield emulation, found
 
 
@@ -76,7 +73,7 @@ def test_every_mode_emits_the_targets_own_tokens(
 def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
     """What other programs read."""
     modes = ["--modes", "colocated", "--policies", "goodput", "--batch_sizes", "1", "6"]
-    assert main([*SMALL, *modes, "--rounds", "40"]) == 0
+    assert main([*SMALL, *modes, "--rounds", "10"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = json.loads(lines[-1])["outcomes"]
     assert [(one["batch_size"], one["mode"], one["policy"]) for one in results] == [
@@ -92,48 +89,16 @@ def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str
     assert any("colocated" in line and "goodput" in line for line in lines[:-1])
 
 
-def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All cases take turns."""
-    order: list[tuple[int, str]] = []
-    measure = Emulation.measure
-
-    def with_noise(self: Emulation, replica: Replica, case: Case) -> tuple[Outcome, Run]:
-        outcome, run = measure(self, replica, case)
-        order.append((case.batch_size, case.mode))
-        share = [0.3, 0.1, 0.2][(len(order) - 1) // 4] + case.batch_size / 1000
-        assert outcome.measured is not None
-        measured = dataclasses.replace(outcome.measured, exposed_share=share)
-        return dataclasses.replace(outcome, measured=measured), run
-
-    monkeypatch.setattr(Emulation, "measure", with_noise)
-    few = ["--modes", "colocated", "--policies", "fixed", "--batch_sizes", "1", "2", "--rounds", "2"]
-    config = parse_arguments(EmulationConfig, [*SMALL[:-6], *few, "--repeats", "3"])
-    result = run_emulation(config, "")
-    outcomes = result.outcomes
-    cases = [(1, "target only"), (1, "colocated"), (2, "target only"), (2, "colocated")]
-    assert order == 3 * cases
-    assert [(one.batch_size, one.mode) for one in outcomes] == cases
-    for one in outcomes:
-        more = one.batch_size / 1000
-        assert one.measured is not None and one.measured.exposed_share == 0.2 + more
-        assert one.measured.exposed_in_repeats == [0.1 + more, 0.2 + more, 0.3 + more]
-    assert "20.1% (10.1 to 30.1)" in result.report()
-    assert "Of 3 measurements of every case" in result.report()
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--emulate", "tpu"], "--gpu tpu is not in the table"),
         (["--vocab_size", "1000"], "--vocab_size 1000 must be a power of two"),
-        (["--repeats", "0"], "--repeats 0 must be at least 1"),
-        (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
         (["--policies", "specdecpp"], "--policies specdecpp is not a policy without a head"),
         (
             ["--policies", "svip:stop=1"],
             "svip:stop=1 is not an option of svip, which takes max_draft",
         ),
-        (["--policies", "fixed:num_draft_tokens=2.5"], "num_draft_tokens=2.5 is not an option of fixed"),
     ],
 )
 def test_a_mistake_is_told(given: list[str], said: str) -> None:

@@ -79,11 +79,6 @@ def test_few_rows_speculate_and_many_do_not() -> None:
     assert "Do not speculate" in reason(many, plain, LARGE, site)
 
 
-def test_a_draft_that_is_never_right_is_not_used() -> None:
-    chosen = recommend(best_plans(work(num_prompts=8, acceptance=0.0), gpus=5))
-    assert chosen is not None and chosen.settings.mode == "target only"
-
-
 def test_the_draft_shares_rank_0_where_a_gpu_of_its_own_would_leave_others_idle() -> None:
     """8 GPUs are two targets of four, or one with a draft and three GPUs without work."""
     plans = best_plans(work(num_prompts=64), gpus=8)
@@ -115,8 +110,3 @@ def test_small_models_are_replicated_over_gpus_and_nodes() -> None:
     assert plain.settings.num_rows <= 625
     ahead = next(plan for plan in plans if plan.settings.mode == "asynchronous")
     assert ahead.num_replicas * ahead.num_gpus <= 16
-
-
-def test_one_prompt_keeps_one_replica_busy() -> None:
-    plans = best_plans(work(num_prompts=1), gpus=8, target=size("7b"))
-    assert {plan.num_replicas for plan in plans} == {1}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
+from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.data.run.manifest import ShardPlan
-from specdist.lab.plan.job import run_plan
-from specdist.lab.plan.options import PlanConfig
+from tests.lab.plan.test_job import planned
 from tests.models.families import tiny_model
 from tests.ranks import REPOSITORY
 from tests.readme import parsed
@@ -27,10 +25,6 @@ class Command:
     gpus: tuple[int, ...] | None
     num_processes: int
     config: GenerateConfig
-
-
-def planned(*arguments: str) -> tuple[str, dict[str, Any]]:
-    return run_plan(parse_arguments(PlanConfig, list(arguments)), "python jobs/plan.py ...")
 
 
 def checked(line: str) -> Command:
@@ -78,18 +72,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "num_commands", "num_nodes"),
+    ("arguments", "num_commands", "num_nodes", "has_file"),
     [
-        ("--target 70b --gpu h100-sxm --gpus_per_node 8", 2, 1),
-        ("--target 70b --gpu h100-sxm --gpus_per_node 5", 1, 1),
-        ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --acceptance 0.8 --num_prompts 8", 1, 1),
-        ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --num_prompts 64", 2, 1),
-        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3", 2, 3),
-        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1),
-        ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1),
+        ("--target 70b --gpu h100-sxm --gpus_per_node 5", 1, 1, False),
+        ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --acceptance 0.8 --num_prompts 8",
+         1, 1, True),
+        ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --num_prompts 64",
+         2, 1, False),
+        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3", 2, 3, True),
+        ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1, False),
+        ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1, False),
     ],
-)
-@pytest.mark.parametrize("has_file", [False, True])
+)  # fmt: skip
 def test_launches_can_be_typed(
     tmp_path: Path, arguments: str, num_commands: int, num_nodes: int, has_file: bool
 ) -> None:

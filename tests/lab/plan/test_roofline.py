@@ -18,10 +18,8 @@ from specdist.lab.plan.hardware import (
     find_gpu,
 )
 from specdist.lab.plan.roofline import (
-    DRAFT_PASS,
     NO_COUNTS,
     PACKING_S,
-    TARGET_PASS,
     PassCounts,
     Placement,
 )
@@ -122,12 +120,6 @@ def test_kernels_launches_and_waits_are_paid_for_by_their_number(draft: ModelSiz
     for num_tokens in (1, 100):
         found_s = counted.pass_s(num_tokens, 1) - plain.pass_s(num_tokens, 1)
         assert found_s == pytest.approx(launches_s + num_tokens * between_s)
-
-
-def test_both_sides_are_counted() -> None:
-    for counts in (TARGET_PASS, DRAFT_PASS):
-        assert counts.kernels_per_layer >= 7 and counts.kernels_outside_of_layers >= 1
-        assert counts.replays > 0 and counts.synchronisations > 0 and counts.tensors_per_layer > 0
 
 
 def test_the_cache_is_read_for_every_row(target: ModelSize) -> None:

@@ -75,12 +75,6 @@ def test_a_draft_step_pays_for_its_kernels(
         assert found.draft_s(num_rows) == pytest.approx(process_s(num_rows) + draw_s(num_rows))
 
 
-def test_top_p_is_a_tenth_of_a_draft_step(draft: ModelSize) -> None:
-    """A pass of a 1B draft reads 2.5 GB, in 0.7 ms at the published peak."""
-    step_s = times(draft, NUCLEUS).draft_s(32)
-    assert 30 * US < step_s < 0.1 * 0.7e-3
-
-
 def test_greedy_reads_the_logits_once(draft: ModelSize, target: ModelSize) -> None:
     greedy = SamplingSettings(temperature=0)
     assert times(draft, greedy).draft_s(32) == pytest.approx(32 * 128_256 * 2 / BYTES_PER_S)

@@ -28,7 +28,7 @@ def run(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("num_tokens", [1, 2, 17, 64, 200])
+@pytest.mark.parametrize("num_tokens", [1, 17, 200])
 def test_any_number_of_tokens_gives_the_numbers_of_one_after_the_other(version: int, num_tokens: int) -> None:
     """And the state of each sequence at a border of its own."""
     tokens = MambaTokens(version, num_tokens)
@@ -37,17 +37,6 @@ def test_any_number_of_tokens_gives_the_numbers_of_one_after_the_other(version: 
     found, kept = run(tokens, 0, num_tokens, tokens.state, borders)
     assert difference(found, outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_time_steps_of_zero_add_nothing_and_let_nothing_decay(version: int) -> None:
-    """Such as of places before and after a sequence's tokens."""
-    tokens = MambaTokens(version, 30)
-    tokens.tokens.steps[:, :6] = tokens.tokens.steps[:, 20:] = 0
-    padded, padded_state = run(tokens, 0, 30, tokens.state, [30] * NUM_SEQUENCES)
-    found, state = run(tokens, 6, 20, tokens.state, [14] * NUM_SEQUENCES)
-    assert torch.allclose(padded[:, 6:20], found, rtol=1e-5, atol=1e-5)
-    assert torch.allclose(padded_state, state, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -79,10 +68,7 @@ def test_transformers_functions_give_the_same_numbers(version: int) -> None:
     assert difference(found, wanted.double()) < TOLERANCE
 
 
-FAMILIES = (
-    "mamba", "falcon_mamba", "jamba",
-    "mamba2", "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "zamba2",
-)  # fmt: skip
+FAMILIES = ("mamba", "falcon_mamba", "mamba2", "nemotron_h", "falcon_h1", "zamba2")
 
 
 def runs(first: int, end: int, border: int, *, is_first: bool = False) -> list[Runs]:

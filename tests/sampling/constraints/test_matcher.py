@@ -104,24 +104,6 @@ def test_masks_of_many_sequences_are_those_of_each() -> None:
             assert found == allowed_by_llguidance(grammar, token_ids[: begin + index])
 
 
-def test_a_block_s_masks_are_those_of_its_positions_one_by_one() -> None:
-    """Up to a candidate that is not allowed, and the matcher stays where it was."""
-    grammars = letters_grammars()
-    grammar = Constraint("regex", "(ab|d)c?(ddd[abc]|ab)d?").grammar
-    matcher, other = grammars.matcher(grammar), grammars.matcher(grammar)
-    block = [5, 3, 4, 4, 4, 1, END]
-    for begin in range(3):
-        masks = masks_of_everything(len(block) + 1, len(TOKENS))
-        grammars.fill(masks, [(matcher, 0, block, begin)])
-        for index in range(len(block) - begin):
-            own = allowed(grammars, other, len(TOKENS), block[: begin + index])
-            assert token_ids_of(masks[index]) == own
-    masks = masks_of_everything(4, len(TOKENS))
-    grammars.fill(masks, [(matcher, 0, [5, 4, 2, 3], 1)])  # after ab: d, b, c
-    assert token_ids_of(masks[1]) == [4] and (masks[2:] == -1).all()
-    assert allowed(grammars, matcher, len(TOKENS), [5]) == allowed_by_llguidance(grammar, [5])
-
-
 def test_a_single_allowed_token_is_found_in_any_word() -> None:
     masks = np.zeros((7, 3), np.int32)
     for row, token_id in enumerate([0, 31, 32, 63, 95]):

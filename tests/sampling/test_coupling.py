@@ -4,39 +4,10 @@ import pytest
 import torch
 
 from specdist.sampling.coupling import coupled_draws
-from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.distributions import Dense
 from specdist.sampling.keys import stream_key
-from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import ALARM
-from tests.engine.test_greedy import prompts_of_lengths
-from tests.models.families import noisy_copy, tiny_model
 from tests.statistics import chi_square_p_value
-
-COUPLED = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, is_coupled=True)
-
-
-def test_coupled_tokens_are_those_of_the_target_whatever_drafts() -> None:
-    target = tiny_model("llama", seed=3)
-    drafts = {"weak": tiny_model("llama", seed=4), "strong": noisy_copy(target, scale=0.02), "itself": target}
-    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
-    common = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
-    expected = [c.token_ids for c in Harness(target, None, **common).generate(requests)]
-    rates = {}
-    for name, draft in drafts.items():
-        for num_draft_tokens in range(1, 9):
-            replica = Harness(
-                target,
-                draft,
-                num_draft_tokens=num_draft_tokens,
-                num_ahead_tokens=num_draft_tokens + 1 if num_draft_tokens % 2 else 0,
-                num_branches=num_draft_tokens // 3 if num_draft_tokens % 2 else 0,
-                max_num_seqs=1 + num_draft_tokens,
-                **common,
-            )
-            assert [c.token_ids for c in replica.generate(requests)] == expected, (name, num_draft_tokens)
-            stats = replica.stats_recorder.close_shard(0)
-            rates[name] = stats.num_accepted_tokens / stats.num_draft_tokens
-    assert rates["weak"] < rates["strong"] < rates["itself"] == 1
 
 
 def two_distributions(num: int) -> tuple[torch.Tensor, torch.Tensor]:
