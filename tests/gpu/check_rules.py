@@ -143,16 +143,6 @@ def check_counts() -> None:
         assert counts_of(function).num_synchronisations == 0
 
 
-def check_project_lines() -> None:
-    """The innermost line of the project is named; tests are not part of the project."""
-    from specdist.models.passes.graphs import InputStaging
-
-    counts = counts_of(lambda: InputStaging(4, GPU).send(2))
-    (line,) = {where for _, where in counts.copies}
-    assert line.startswith("models/passes/graphs.py:")
-    assert set(counts_of(lambda: torch.ones(1, device=GPU) + 1).kernels) == {"?"}
-
-
 def recorded_event(**options: Any) -> torch.cuda.Event:
     event = torch.cuda.Event(**options)
     event.record()

@@ -58,10 +58,6 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
         lambda tensors: tensors | {EXPERT: torch.zeros(159, 128)},
         ["layers.0.mlp.experts.gate_up_proj cannot be made", "[160, 128]", "of another shape"],
     ),
-    "a kind of matrix is missing": (
-        lambda tensors: without(tensors, ".w1."),
-        ["layers.0.mlp.experts.gate_up_proj cannot be made", "missing"],
-    ),
     "an expert more in one layer": (
         lambda tensors: tensors | {
             EXPERT.replace("1.w1", f"6.{kind}"): tensors[EXPERT.replace("w1", kind)].clone()

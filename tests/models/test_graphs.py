@@ -20,7 +20,7 @@ from specdist.models.passes.graphs import (
 )
 from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
-from tests.models.chunks import STEPS, TOLERANCE, GrowingRows, check_rows
+from tests.models.chunks import STEPS, TOLERANCE, GrowingRows
 from tests.models.families import tiny_model
 from tests.models.tape import TapeCapturer
 
@@ -218,11 +218,6 @@ def test_replays_of_passes_are_right(family: str) -> None:
     assert (capturer.num_captures, capturer.num_replays) == (2, len(STEPS))
     for found, wanted in passes:
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def test_passes_are_right_without_replays() -> None:
-    plain = tiny_model("gemma2")
-    check_rows(plain, static_runner(plain, FakeCapturer(lambda result: result + 1)), STEPS)
 
 
 def test_a_pass_that_fails_during_warm_up_is_not_repeated() -> None:

@@ -92,13 +92,6 @@ def test_stored_scales_are_each_layers_own(num_rounded: list[int]) -> None:
     assert same(model(inputs), expected) and num_rounded[0] == 3
 
 
-def test_nothing_is_rounded_for_layers_with_quantised_weights_alone(num_rounded: list[int]) -> None:
-    (model,) = made(numbers="int8")
-    num_rounded[0] = 0
-    inputs = torch.randn(5, NUM_INPUTS)
-    assert same(model(inputs), alone(inputs, numbers="int8")) and num_rounded[0] == 0
-
-
 @pytest.mark.parametrize(("numbers", "num_ranks"), [("int8", 4), ("float8", 2)])
 def test_ranks_with_scales_of_their_own_round_no_more_than_one(numbers: Any, num_ranks: int) -> None:
     """Their sum is as near to the product of plain inputs as that of one scale per token, and as near to this

@@ -138,24 +138,6 @@ def test_padding_touches_no_page_of_a_row() -> None:
             assert changed[NUM_PAGES * PAGE_SIZE :].any()
 
 
-def test_token_ids_on_the_device() -> None:
-    plain = tiny_model("llama")
-    batch = FlatBatch(np.array([5, 6, 7, 8]), np.array([1, 1, 0, 2]), np.array([0, 1, 0, 0]))
-    on_device = FlatBatch(torch.from_numpy(batch.token_ids_T), batch.slots_T, batch.positions_T)
-    runner = paged_runner(plain, STATIC)
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8)
-    runner.pages.pages[:] = np.arange(6).reshape(3, 2)
-    expected = runner.forward(batch, [1, 2, 3])
-    runner.forward(FlatBatch(np.zeros(4), batch.slots_T, batch.positions_T), [1, 2, 3])
-    assert torch.equal(runner.forward(on_device, [1, 2, 3]), expected)
-
-
-def test_a_pass_without_logits() -> None:
-    runner = paged_runner(tiny_model("llama"), STATIC)
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8)
-    assert len(runner.forward(FlatBatch(np.zeros(2), np.zeros(2, int), np.arange(2)), [])) == 0
-
-
 def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int = 1000) -> Bucket | None:
     lengths_S = np.array(lengths)
     segments = Segments(lengths_S.cumsum() - lengths_S, lengths_S, np.maximum(lengths_S, keys))

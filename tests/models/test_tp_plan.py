@@ -89,12 +89,6 @@ def test_what_a_plan_leaves_out_is_cut_before_the_output_projection() -> None:
     assert not styles("mistral3", "model.vision_tower.")
 
 
-@pytest.mark.parametrize("family", ["fuyu", "hunyuan_v1_dense"])
-def test_families_without_a_plan_of_transformers_have_one_here(family: str) -> None:
-    layer = "model.language_model.layers.0." if family == "fuyu" else "model.layers.0."
-    assert {cut.style for cut in styles(family, layer).values()} == {"colwise", "rowwise"}
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "keys"),
     [(1, [(64, 96)]), (2, [(64, 80), (80, 96)]), (4, [(64, 80), (64, 80), (80, 96), (80, 96)])],

@@ -13,7 +13,7 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import run_options
-from specdist.lab.plan.roofline import NO_COUNTS, TARGET_PASS, Placement
+from specdist.lab.plan.roofline import NO_COUNTS, Placement
 from specdist.models.sizes.layer_sizes import Experts
 from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.host import GIB
@@ -157,17 +157,6 @@ def test_experts_are_whole_where_their_parts_would_be_narrow(qwen: ModelSize) ->
     assert apart == pytest.approx(2 * 48 * (26 - 128 / 5) * EXPERT, abs=2)
     assert whole.expert_bytes(8, 1000) == qwen.expert_bytes(8, 1000)
     assert whole.expert_bytes(8, 9) > qwen.expert_bytes(8, 9)
-
-
-def test_layers_with_experts_have_the_router_to_pay_for(qwen: ModelSize) -> None:
-    placement = Placement(model=qwen, gpu=GPU, context_tokens=0, counts=TARGET_PASS)
-    without = dataclasses.replace(placement, model=dataclasses.replace(qwen, experts=()))
-    kernels_s = 48 * 16 * GPU.kernel_s
-    assert placement.overhead_s(0) - without.overhead_s(0) == pytest.approx(kernels_s)
-    # Every token's rows of eight experts, read and written 8 times, and of their inner width 7 times.
-    rows_s = 48 * 8 * (8 * 2048 + 7 * 768) * 2 / (2 * GPU.sustained_bytes_per_s)
-    many = placement.overhead_s(100) - without.overhead_s(100)
-    assert many == pytest.approx(kernels_s + 100 * rows_s)
 
 
 def test_a_plan_shares_experts_out_as_it_is_told(qwen: ModelSize) -> None:

@@ -12,7 +12,6 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import (
     DRAFT_PASS,
-    NO_COUNTS,
     Placement,
     SamplingTimes,
     roofline_costs,
@@ -62,8 +61,6 @@ def times(model: ModelSize, settings: SamplingSettings, **changes: object) -> Sa
         (SamplingSettings(), plain_s),
         (NUCLEUS, nucleus_s),
         (dataclasses.replace(NUCLEUS, top_k=50), nucleus_s),
-        # No filter.
-        (SamplingSettings(top_k=200_000), plain_s),
     ],
 )
 def test_a_draft_step_pays_for_its_kernels(
@@ -108,19 +105,6 @@ def test_what_was_measured_counts_for_its_filters_alone(draft: ModelSize) -> Non
     # Half way between both, and twice as many ids.
     assert found.process_s(85) == pytest.approx(170 * US) and found.draw_s(85) == pytest.approx(178 * US)
     assert times(draft, SamplingSettings(), sampling=sampling).process_s(85) == pytest.approx(plain_s(85))
-
-
-def test_only_tokens_whose_logits_are_wanted_are_sampled_from(target: ModelSize, draft: ModelSize) -> None:
-    about = {"gpu": H100, "context_tokens": 1000.0, "counts": NO_COUNTS}
-    plain = Placement(model=target, tp_size=4, **about)  # type: ignore[arg-type]
-    found = dataclasses.replace(plain, sampling=NUCLEUS)
-    sampled_s = times(target, NUCLEUS).target_s(160, 32, 4)
-    assert found.pass_s(160, 32) == pytest.approx(plain.pass_s(160, 32) + sampled_s)
-    assert found.pass_s(2048, 32, 160) == pytest.approx(plain.pass_s(2048, 32) + sampled_s)
-    assert found.pass_s(2048, 32, 0) == plain.pass_s(2048, 32)
-    small = Placement(model=draft, sampling=NUCLEUS, drafts=True, **about)  # type: ignore[arg-type]
-    without_s = dataclasses.replace(small, sampling=None).pass_s(32, 32)
-    assert small.pass_s(32, 32) == pytest.approx(without_s + nucleus_s(32) + draw_s(32))
 
 
 def test_rounds_pay_for_it_and_prompts_do_not(target: ModelSize, draft: ModelSize) -> None:

@@ -52,10 +52,6 @@ def test_each_mode_costs_what_it_does() -> None:
     assert alone.target_share == pytest.approx(20 / 31.7)
 
 
-def test_branches_that_catch_nothing_are_drafting_ahead() -> None:
-    assert decoding("branches", caught=0.0) == decoding("asynchronous")
-
-
 def test_prompts_take_their_time_where_passes_are_bound_by_arithmetic() -> None:
     plain = settings("target only")
     without = predict(COSTS, plain)

@@ -126,13 +126,6 @@ def test_a_head_of_another_draft_is_refused(changes: dict[str, object], message:
         load_head(folder, kind="acceptance", draft=other)
 
 
-def test_a_head_of_the_same_draft_under_another_name_is_accepted(tmp_path: Path) -> None:
-    _, folder = written(tmp_path / "head")
-    load_head(
-        folder, kind="acceptance", draft=DraftIdentity(**{**vars(DRAFT), "name": "copy", "revision": None})
-    )
-
-
 def test_a_head_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     _, acceptance = written(tmp_path / "acceptance")
     _, verifier = written(tmp_path / "verifier", "verifier", depth=0)
