@@ -9,6 +9,7 @@ paused past the age of their leases, or told to stop.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import logging
 import math
 import random
@@ -38,7 +39,6 @@ from specdist.job.rows.row_requests import RowRequests
 from specdist.job.run.preflight import RunPlan
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.totals.progress import Progress
-from tests.scale.events import Events
 
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
 # replica.
@@ -82,6 +82,29 @@ class TailOutcome:
     sub_shards: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
     num_disturbed: int = 0
+
+
+class Events:
+    """Actions to come, and the time, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Of several actions at the same time, the one that was asked for first comes first."""
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self._events)
+
+    def advance(self) -> Callable[[], None]:
+        """Go to the time of the next action, which is returned."""
+        self.now, _, action = heapq.heappop(self._events)
+        return action
 
 
 class TailSimulation(Events):
