@@ -80,15 +80,6 @@ def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path
     ]
 
 
-def test_single_texts_are_what_the_file_says(tmp_path: Path) -> None:
-    for text in WRITTEN[:-1]:
-        found = from_file(
-            tmp_path, f"messages_column: m\nsystem_prompt: {text}\nregex: {text}", *COMMAND_LINE
-        )
-        assert (found.system_prompt, found.regex) == (text, text)
-    assert from_file(tmp_path, "overlap: synchronous\nstop: no", *COMMAND_LINE).stop == ["no"]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -82,13 +82,6 @@ class Worker:
         return True
 
 
-def test_shards_are_taken_in_order_each_by_one_replica(tmp_path):
-    open_(tmp_path)
-    a, b = (Worker(tmp_path, name, 5) for name in "ab")
-    assert [worker.take() for worker in (a, b, a, a, b)] == [0, 1, 2, 3, 4]
-    assert a.take() is None and not a.queue.is_done
-
-
 def test_a_shard_that_was_begun_since_the_leases_were_read_stays_with_its_holder(tmp_path, monkeypatch):
     """Its log is there, and no lease was: as if the lease had been dropped."""
     open_(tmp_path)

@@ -1,25 +1,21 @@
-"""Jobs of three ranks that hang in one way each, most without a model. Called in the ranks."""
+"""Jobs of two ranks that hang in one way each, without a model. Called in the ranks."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch.distributed as dist
 
-from specdist.cli import generate
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.job.ranks import entry, watchdog
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology
-from specdist.models.loading import filling
 
-STEP_S, NUM_STEPS = 0.5, 15
+STEP_S, NUM_STEPS = 0.3, 13
 Work = Callable[[Topology, Activity], None]
 
 
@@ -42,10 +38,10 @@ def hang() -> None:
 
 
 def one_hangs(arguments: Sequence[str]) -> int:
-    """While it loads; the others wait for it in a collective."""
+    """While it loads; the other waits for it in a collective."""
 
     def work(topology: Topology, activity: Activity) -> None:
-        if topology.rank == 2:
+        if topology.rank == 1:
             activity.begin("loading the draft")
             hang()
         activity.begin("waiting until every rank has loaded")
@@ -55,7 +51,7 @@ def one_hangs(arguments: Sequence[str]) -> int:
 
 
 def one_is_slow(arguments: Sequence[str]) -> int:
-    """It takes longer than a rank may hang, in many steps; the others wait for it."""
+    """It takes longer than a rank may hang, in many steps; the other waits for it."""
 
     def work(topology: Topology, activity: Activity) -> None:
         if topology.rank == 1:
@@ -67,36 +63,15 @@ def one_is_slow(arguments: Sequence[str]) -> int:
     return run(work, arguments)
 
 
-def one_cannot_read(arguments: Sequence[str]) -> int:
-    """The main job; the storage of its second rank stops answering after a few tensors of the target."""
-    take, num_taken = filling.Filling.take, itertools.count()
-
-    def take_or_hang(*read: Any) -> Any:
-        if next(num_taken) == 3:
-            hang()
-        return take(*read)
-
-    if os.environ["RANK"] == "1":
-        filling.Filling.take = take_or_hang  # type: ignore[method-assign]
-    return generate(arguments)
-
-
 def one_never_comes(arguments: Sequence[str]) -> int:
-    """It hangs before it has met the others."""
+    """It hangs before it has met the other."""
     if os.environ["RANK"] == "1":
-        hang()
-    return run(lambda topology, activity: None, arguments)
-
-
-def the_first_never_comes(arguments: Sequence[str]) -> int:
-    """The rank with the store at which the others meet."""
-    if os.environ["RANK"] == "0":
         hang()
     return run(lambda topology, activity: None, arguments)
 
 
 def one_does_not_leave(arguments: Sequence[str]) -> int:
-    """The others are at the last barrier."""
+    """The other is at the last barrier."""
 
     def work(topology: Topology, activity: Activity) -> None:
         del activity
@@ -124,7 +99,7 @@ def one_holds_its_interpreter(arguments: Sequence[str]) -> int:
     """None of its threads can run."""
 
     def work(topology: Topology, activity: Activity) -> None:
-        activity.begin("loading the target")
+        activity.begin("loading the draft")
         if topology.rank == 1:
             hold_the_interpreter()
         dist.barrier()

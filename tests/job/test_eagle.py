@@ -20,7 +20,7 @@ from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.utils.errors import UserError
 from tests.engine.eagle import PEAGLE, eagle_model, save_published, speculators_values
-from tests.job.launching import parse, read_output, refused, run_here, shard_bytes
+from tests.job.launching import parse, refused, run_here, shard_bytes
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer
 from tests.job.ranks import fork_ranks
 
@@ -47,15 +47,6 @@ def eagle(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, Any
         "limit": 12,
         "rows_per_shard": 10,
     }
-
-
-def test_greedy_tokens_are_the_target_s(eagle: dict[str, Any], tmp_path: Path) -> None:
-    """With the default policy, which measures, and drafts where it pays."""
-    options = eagle | {"temperature": 0}
-    run_here(**(options | {"draft": None}), output=tmp_path / "alone")
-    run_here(**(options | {"policy": None}), output=tmp_path / "run")
-    alone, drafted = (read_output(tmp_path / name)["completion_ids"] for name in ("alone", "run"))
-    assert alone == drafted
 
 
 @pytest.mark.ranks

@@ -104,17 +104,6 @@ def test_a_run_continues_only_with_its_own_head(
     refused(run_here(**(lossy | {"head": other}), output=output), "head: ")
 
 
-def test_goodput_with_a_head_changes_no_greedy_token(
-    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    assert run_here(**(options | {"policy": "goodput", "head": heads["specdecpp"]}), output=output).code == 0
-    found, expected = read_output(output), read_output(greedy[0])
-    assert found["completion_ids"].equals(expected["completion_ids"])
-    info = json.loads((output / "manifest.json").read_text())["info"]
-    assert (info["head"]["kind"], info["head"]["uses_features"], info["exact"]) == ("acceptance", True, True)
-
-
 @pytest.mark.ranks
 def test_ranks_emit_what_one_process_does(
     lossy: dict[str, Any], lossy_run: tuple[Path, Ended], tmp_path: Path
@@ -125,15 +114,3 @@ def test_ranks_emit_what_one_process_does(
     found, expected = read_output(tmp_path / "ranks"), read_output(lossy_run[0])
     assert found["completion_ids"].equals(expected["completion_ids"])
     assert found["num_draft_tokens"].equals(expected["num_draft_tokens"])
-
-
-@pytest.mark.ranks
-def test_a_draft_with_a_head_works_ahead(
-    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    common = options | {"policy": "specdecpp", "head": heads["specdecpp"]}
-    ended = fork_ranks(2, **common, overlap="asynchronous", num_branches=1, output=tmp_path / "run")
-    assert ended.code == 0, ended.stderr
-    assert ended.totals["exact"] is True
-    found, expected = read_output(tmp_path / "run"), read_output(greedy[0])
-    assert found["completion_ids"].equals(expected["completion_ids"])

@@ -17,7 +17,7 @@ from specdist.utils.errors import UserError
 from tests.job.given_costs import generate_with_long_passes
 from tests.job.launching import parse, read_output
 from tests.job.ranks import fork_ranks
-from tests.models.all_families import VOCAB_SIZE, build, save_pair, tokenizer
+from tests.models.all_families import VOCAB_SIZE, save_pair
 
 NUM_NEW, LENGTHS = 24, (3, 12, 40, 70)
 
@@ -103,27 +103,3 @@ def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path, caplog: pytes
         assert f"{option} quantises linear layers, and not the experts of" in caplog.text
     with pytest.raises(UserError, match="--expert_parallel always has no effect with --tp_size 1"):
         planned(expert_parallel="always", tp_size=1)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "reason"),
-    [
-        ("llama", {}, "it has no experts that can be given to ranks"),
-        (
-            "qwen3_moe",
-            {"num_local_experts": 1, "num_experts_per_tok": 1},
-            "its 1 experts are fewer than the 2 ranks",
-        ),
-    ],
-)
-def test_models_whose_experts_cannot_be_whole_are_refused(
-    family: str, changes: dict[str, int], reason: str, tmp_path: Path
-) -> None:
-    build(family, **changes).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    options = {"prompts": "p", "output": "run", "target": tmp_path, "tp_size": 2}
-    with pytest.raises(
-        UserError, match=f"--expert_parallel always, but of --target .* {reason}: leave it out"
-    ):
-        plan_models(parse(**options, expert_parallel="always"))
-    assert not plan_models(parse(**options)).is_expert_parallel

@@ -95,17 +95,6 @@ def assert_same(one: pa.Table, other: pa.Table) -> None:
         assert all(left == pytest.approx(right, rel=1e-3, abs=1e-5) for left, right in pairs)
 
 
-def test_a_traced_run_cannot_go_on_without(options: dict[str, Any], tmp_path: Path) -> None:
-    assert run_here(**options, trace=True, output=tmp_path / "run").code == 0
-    refused = run_here(**options, output=tmp_path / "run")
-    assert refused.code != 0 and "trace" in refused.stderr
-
-
-def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_path: Path) -> None:
-    ended = run_here(**(options | {"draft": None}), trace=True, output=tmp_path / "run")
-    assert ended.code == 0 and not list(tmp_path.glob("run/stats/*.arrow"))
-
-
 @pytest.mark.ranks
 def test_ranks_trace_too(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
     """The draft's features travel, and the acceptance of what was drafted ahead."""

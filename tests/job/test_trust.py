@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
-from specdist.cli import generate
 from specdist.lab.plan.job import open_model
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
-from tests.job.ranks import fork_ranks
 
 # A family of its own, that is Llama; whoever imports it leaves a mark.
 CODE = """
@@ -145,23 +142,3 @@ def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
     ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
     refused(ended, f"--target {target}", path.name, "not a whole PyTorch file", "fetch it again")
     assert not (tmp_path / "sprung").exists()
-
-
-def generate_with_modules_beside(arguments: Sequence[str]) -> int:
-    """The job in a rank, which copies a model's code beside the run's folder."""
-    folder = Path(arguments[arguments.index("--output") + 1]).with_name("modules")
-    dynamic_module_utils.HF_MODULES_CACHE = os.environ["HF_MODULES_CACHE"] = str(folder)
-    return generate(arguments)
-
-
-@pytest.mark.ranks
-def test_ranks_read_pickled_slices_of_a_model_with_code_of_its_own(
-    options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
-) -> None:
-    """Each target rank builds the model by its code, and cuts its slices out of the pickled files."""
-    pickle_weights(own)
-    changes = {"target": own, "tp_size": 2, "trust_remote_code": True, "allow_pickle": True}
-    ended = fork_ranks(2, generate_with_modules_beside, **(options | changes), output=tmp_path / "run")
-    assert ended.code == 0, ended.stderr
-    assert len(list((tmp_path / "imported").iterdir())) == 2
-    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
