@@ -16,11 +16,11 @@ from tests.job.gate import Gate, gated
 from tests.job.launching import TIMEOUT_S, Main, job_arguments
 
 POLL_S = 0.001
-# Two rows at a time and long completions: long enough to be hit at a chosen moment.
+# Two rows at a time: a gate lets them through one by one, so that they are hit at a chosen moment.
 SLOW: dict[str, Any] = {
     "rows_per_shard": 6,
     "max_num_seqs": 2,
-    "max_new_tokens": 60,
+    "max_new_tokens": 30,
     "temperature": 1,
     "top_p": 0.9,
 }

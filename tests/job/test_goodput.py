@@ -72,15 +72,13 @@ def test_a_run_states_its_reproducibility(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("main", "num_ranks"), [(generate_with_long_passes, 2), (generate, 3)], ids=["cheap draft", "measured"]
-)
+@pytest.mark.parametrize("main", [generate_with_long_passes, generate], ids=["cheap draft", "measured"])
 def test_ranks_whose_rounds_are_chosen(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main, num_ranks: int
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main
 ) -> None:
     """The defaults. The models are so small that by measured times nothing may pay."""
-    own = {"policy": None, "overlap": None, "tp_size": num_ranks - 1, "output": tmp_path / "run"}
-    assert fork_ranks(num_ranks, main, **(options | own)).code == 0
+    own = {"policy": None, "overlap": None, "output": tmp_path / "run"}
+    assert fork_ranks(2, main, **(options | own)).code == 0
     found = read_output(tmp_path / "run")
     assert found["completion_ids"] == read_output(greedy[0])["completion_ids"]
     info = manifest_info(tmp_path / "run")

@@ -24,7 +24,7 @@ PADDED = 50304
 END = NUM_TOKENS - 1
 # The draft's positions end later, the target's are the limit of a row.
 MAX_POSITIONS, MAX_DRAFT_POSITIONS = 40, 64
-NUM_PROMPTS = 10
+NUM_PROMPTS = 6
 SAMPLED = {"temperature": 1, "top_k": 50, "seed": 7}
 # What the layers that the draft lacks add to the sum, in parts of what they would.
 LATER_LAYERS = 0.1

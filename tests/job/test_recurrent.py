@@ -64,7 +64,6 @@ def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
     ]
     for options in (
         {"draft": str(folder / "draft"), "policy": "goodput"},
-        {"draft": str(folder / "draft"), "policy": "fixed"},
         {"draft": "ngram"},
     ):
         config = config_of(folder, **options)

@@ -21,7 +21,7 @@ from tests.job.test_crash import fork_and_kill, num_logged
 
 # Ranks choose these tokens from shards of the vocabulary.
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
-SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
+SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 24, "trace": True}
 
 
 def read_traces(output: Path) -> pa.Table:
@@ -66,6 +66,8 @@ def test_it_holds_every_drafted_token_and_changes_none(
     assert accepted / drafted == pytest.approx(totals["draft_acceptance_rate"])
     row_ids = traces.column("row_id").to_pylist()
     assert row_ids == sorted(row_ids)
+    again = run_here(**options, output=tmp_path / "run")
+    assert again.code == 2 and "trace" in again.stderr
 
 
 def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(

@@ -11,7 +11,6 @@ import pytest
 from specdist.sampling.keys import stream_key
 from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import write_arrow
-from tests.job.ranks import fork_ranks
 
 TURNS = [
     ["of rivers and of the sea", "and where do they begin"],
@@ -37,20 +36,15 @@ def run(options: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.ranks
 def test_every_turn_is_the_answer_to_the_conversation_before_it(run: dict[str, Any], tmp_path: Path) -> None:
-    """As runs over the chats give it, turn by turn; with the draft on a rank of its own the same."""
+    """As runs over the chats give it, turn by turn."""
     assert run_here(**run, output=tmp_path / "run").code == 0
-    assert fork_ranks(2, **run, output=tmp_path / "two").code == 0
     rows = read_output(tmp_path / "run").to_pylist()
     assert [row["error"] for row in rows] == ERRORS
     # The turns before one that cannot be used are kept.
     assert [len(row["turn_completions"] or []) for row in rows] == [2, 1, 3, 1, 0, 0]
     assert rows[USABLE]["finish_reason"] == "error" and rows[USABLE]["completion"] == ""
     assert [row["turns"] for row in rows] == TURNS and [row["number"] for row in rows] == list(range(6))
-    assert read_output(tmp_path / "two")["turn_completion_ids"].to_pylist() == [
-        row["turn_completion_ids"] for row in rows
-    ]
     sums = {name: [0] * USABLE for name in ("num_prompt_tokens", "num_completion_tokens")}
     for number in range(3):
         known = [row for row in rows[:USABLE] if len(row["turns"]) > number]
