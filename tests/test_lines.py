@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -80,16 +79,3 @@ def test_what_is_over_its_budget_fails_the_check(
     assert "options: " in capsys.readouterr().err
     monkeypatch.setattr(lines, "REACHED", tree_here().sizes())
     assert lines.main(["--check"]) == 0
-
-
-def test_a_tree_without_git_and_an_unknown_commit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        lines.main(["--with", "no-such-commit"])
-    assert ended.value.code == 2 and "--with no-such-commit: " in capsys.readouterr().err
-    assert lines.main(["--with", "HEAD"]) == 0
-    assert "package lines" in capsys.readouterr().out
-    monkeypatch.setattr(lines, "REPOSITORY", tmp_path)
-    assert lines.main([]) == 0
-    assert "nothing is counted" in capsys.readouterr().out

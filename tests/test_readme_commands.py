@@ -62,7 +62,7 @@ ELSEWHERE = {
     "slurm/run.sh": (
         "needs a cluster, of which the tests start a small one",
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
-         "tests/slurm/test_run.py::test_replicas_on_several_nodes"],
+         "tests/slurm/test_gpus.py::test_replicas_of_a_job_on_two_nodes_share_no_gpu"],
     ),
     "--emulate": (
         "measures for minutes",

@@ -186,14 +186,6 @@ def test_a_file_that_is_not_a_flat_mapping_is_refused(tmp_path: Path, values: An
     assert str(tmp_path) in str(error.value)
 
 
-def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
-    """--config is a path that a user has typed."""
-    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
-    for name in ("config.yaml", "missing.yaml"):
-        with pytest.raises(UserError, match=f"{name} cannot be read"):
-            parse_generate_config(["--config", str(tmp_path / name)])
-
-
 @pytest.mark.parametrize(
     ("name", "bad", "good"),
     [
@@ -242,14 +234,6 @@ def test_a_pass_must_have_room_for_a_block() -> None:
 def test_sizes_are_read_as_written(text: str, num_bytes: int) -> None:
     """A GB is not a GiB."""
     assert config(cache_memory=text).cache_bytes() == num_bytes
-
-
-def test_prompt_and_messages_columns_exclude_each_other_and_prompt_is_the_default() -> None:
-    """A job that read the wrong one of two columns would run to its end."""
-    assert config().prompt_column == "prompt"
-    assert config(messages_column="chat").prompt_column is None
-    with pytest.raises(UserError, match="--prompt_column text and --messages_column chat exclude"):
-        config(prompt_column="text", messages_column="chat")
 
 
 @pytest.mark.parametrize("draft", [None, "none", ""])

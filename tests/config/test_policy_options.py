@@ -103,19 +103,6 @@ def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
     assert config().is_exact
 
 
-def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
-    """Its cap counts, however short its blocks may be."""
-    with pytest.raises(UserError, match=r"--policy svip .* none was given: .*--draft"):
-        config(policy="svip")
-    message = r"--max_num_batched_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*"
-    with pytest.raises(UserError, match=message):
-        config(draft="small", policy="svip", max_num_batched_tokens=20)
-    assert (
-        config(draft="small", policy="svip", max_num_batched_tokens=20, max_draft_tokens=19).block_tokens
-        == 20
-    )
-
-
 def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
     """In one process the two models cannot work at the same time."""
     ahead = config(draft="d", overlap="asynchronous")

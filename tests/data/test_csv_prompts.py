@@ -50,10 +50,3 @@ def test_a_value_of_another_kind_far_down_makes_its_column_text(tmp_path: Path) 
     """Whatever the beginning of the file looks like; and the prompt column is text in any case."""
     prompts = opened(tmp_path / "a.csv", "prompt,n\n" + "1,2\n" * 200_000 + "3,x\n")
     assert prompts.prompt(200_000) == "3" and prompts.value("n", 0) == "2"
-
-
-def test_bytes_that_are_no_text_cost_their_row_alone(tmp_path: Path) -> None:
-    prompts = opened(tmp_path / "a.csv", b"\xef\xbb\xbfprompt,n\nfirst,1\n\xff\xfe,2\n")
-    assert prompts.prompt(0) == "first" and prompts.value("n", 1) == 2
-    with pytest.raises(RowError, match="not valid UTF-8"):
-        prompts.prompt(1)

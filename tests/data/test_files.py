@@ -117,27 +117,6 @@ def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
     assert not publish(second, tmp_path / "a")
 
 
-def test_of_many_processes_that_publish_one_succeeds(tmp_path):
-    """Processes, not threads: only the file system arbitrates."""
-    code = (
-        "import sys; from pathlib import Path; from specdist.data.store.files import publish, write_durably; "
-        "folder, me = Path(sys.argv[1]), sys.argv[2]; names = [folder / str(n) for n in range(200)]; "
-        "own = [name.with_suffix(f'.{me}.tmp') for name in names]; "
-        "[path.write_text(me) for path in own]; "
-        "print(sum(publish(path, name) for path, name in zip(own, names)))"
-    )
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
-        )
-        for number in range(3)
-    ]
-    wins = [int(racer.communicate()[0]) for racer in racers]
-    assert sum(wins) == 200
-    winners = [(tmp_path / str(number)).read_text() for number in range(200)]
-    assert [winners.count(str(racer)) for racer in range(3)] == wins
-
-
 def raising(error):
     def fail(*_):
         raise error

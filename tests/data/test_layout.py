@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from specdist.data.file_names import DATA_PATTERN
-from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import MAX_SHARDS, ROWS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
@@ -73,25 +71,3 @@ def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:
     assert total_of(folder, range(6)).stats.num_completion_tokens == 15
     assert total_of(folder, range(6)).num_rows == 6
     assert total_of(folder, [0, 1, 3, 4, 5]).stats.num_completion_tokens == 13
-
-
-def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path) -> None:
-    clock = itertools.count().__next__
-    first, second, third = (
-        Membership(tmp_path, silent_after_s=60.0, name=name, clock=clock) for name in ("a", "b", "c")
-    )
-    first.join()
-    with first.setup():
-        assert not first.another_has_tidied()
-    second.join()
-    with second.setup():
-        assert second.another_has_tidied()
-    first.leave()
-    third.join()
-    with third.setup():
-        assert not third.another_has_tidied()
-    with second.setup():
-        assert second.another_has_tidied()
-    for membership in (third, second):
-        membership.leave()
-    assert not list(tmp_path.glob("leases/*"))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from specdist.data.run.manifest import FORMAT_VERSION, Manifest, ShardPlan, check_same
@@ -57,23 +55,5 @@ def test_a_newer_format_is_refused(tmp_path):
     Manifest(fingerprint={}, format_version=FORMAT_VERSION + 1).write(path)
     with pytest.raises(
         UserError, match=r"has format version 2.*knows up to 1: update specdist, or use another"
-    ):
-        Manifest.read(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        json.dumps({"format_version": "1", "fingerprint": {}, "info": {}}).encode(),
-    ],
-)
-def test_an_invalid_manifest_is_refused(tmp_path, content):
-    path = tmp_path / "manifest.json"
-    path.write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"manifest.json is not a readable manifest of a run.*another --output"
     ):
         Manifest.read(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -109,36 +108,6 @@ def test_a_replica_waits_for_one_that_holds_the_setup(tmp_path: Path, moment: st
         assert take()
     needless = (lambda: True) if moment == "before" else take
     assert not joining.membership.is_settled(needless)
-
-
-def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    inside, failures = [0], []
-
-    def come_and_go(number: int) -> None:
-        try:
-            for visit in range(15):
-                member = Membership(tmp_path, silent_after_s=60.0, name=f"replica{number}-{visit}")
-                member._poll_s = 0.0005
-                member.join()
-                with member.setup():
-                    inside[0] += 1
-                    assert inside[0] == 1
-                    inside[0] -= 1
-                member.leave()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-        assert not thread.is_alive()
-    assert not failures
-    assert names(tmp_path) == []
 
 
 def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -92,18 +89,6 @@ def test_the_torn_end_that_a_power_loss_leaves_is_cut_off(tmp_path, garbage):
     path.write_bytes(path.read_bytes() + garbage)
     write(path, [row_result(1)])
     assert read(path) == ([row_result(0), row_result(1)], None)
-
-
-def test_appended_rows_survive_a_kill(tmp_path):
-    path = tmp_path / "log"
-    code = (
-        "import os, sys, signal; from pathlib import Path; from specdist.data.run.parts import PartLog; "
-        "from tests.data.samples import row_result; log = PartLog(Path(sys.argv[1])); "
-        "[log.append(row_result(row)) for row in range(50)]; os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert read(path)[0] == [row_result(row) for row in range(50)]
 
 
 def test_appending_syncs_at_most_once_a_second(tmp_path, monkeypatch):

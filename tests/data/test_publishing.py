@@ -190,32 +190,6 @@ def test_two_replicas_that_finish_a_shard_leave_one_complete_result(
         assert contents(folder.path) == whole
 
 
-@pytest.mark.parametrize("name", ["write_durably", "sha256_of", "fsync_folder"])
-@pytest.mark.parametrize("call", [0, 1])
-def test_a_replica_paused_while_writing_leaves_the_shard_to_the_one_that_completed_it(
-    tmp_path, monkeypatch, name, call
-):
-    """Its temporary files have been deleted meanwhile."""
-    folder = open_(tmp_path / "run")
-    real, num_calls, answers = getattr(publishing, name), 0, []
-
-    def paused(*arguments):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == call + 1:
-            monkeypatch.setattr(publishing, name, real)
-            answers.append(RunFolder(folder.path).finish_shard(0, OTHER_TABLE, OTHER_STATS, TRACE))
-        return real(*arguments)
-
-    monkeypatch.setattr(publishing, name, paused)
-    answers.append(folder.finish_shard(0, TABLE, STATS, TRACE))
-    # The digest is taken once while writing; a second call would come after it.
-    assert answers == ([True, False] if num_calls > call else [True])
-    assert folder.is_complete(0)
-    assert folder.shard_stats() == [OTHER_STATS if num_calls > call else STATS]
-    assert not list(folder.path.rglob("*.tmp"))
-
-
 def test_a_replica_that_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
     folder = open_(tmp_path / "run")
     with folder.parts(0) as log:

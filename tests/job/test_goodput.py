@@ -52,7 +52,6 @@ def test_costs_are_measured_once_and_frozen(
     ("settings", "expected", "is_up_to_rounding"),
     [
         ({"temperature": 1.0}, "distribution", False),
-        ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens", False),
         ({"dtype": "bfloat16"}, "tokens", True),
         # What is rounded to 8 bits moves with the last digits, which are those of a pass of so many tokens.
         ({"target_quantization": "int8"}, "distribution", True),
@@ -77,10 +76,10 @@ def test_ranks_whose_rounds_are_chosen(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main
 ) -> None:
     """The defaults. The models are so small that by measured times nothing may pay."""
-    own = {"policy": None, "overlap": None, "output": tmp_path / "run"}
+    own = {"policy": None, "overlap": None, "limit": 10, "output": tmp_path / "run"}
     assert fork_ranks(2, main, **(options | own)).code == 0
     found = read_output(tmp_path / "run")
-    assert found["completion_ids"] == read_output(greedy[0])["completion_ids"]
+    assert found["completion_ids"] == read_output(greedy[0]).slice(0, 10)["completion_ids"]
     info = manifest_info(tmp_path / "run")
     assert info["reproducibility"] == "tokens"
     if main is generate:

@@ -49,7 +49,7 @@ def test_rows_do_not_depend_on_the_shards_or_on_later_rows(
 
 def test_files_do_not_depend_on_preemption(options: dict[str, Any], tmp_path: Path) -> None:
     """A row that loses its pages starts its last block over, with the same random numbers."""
-    options = options | SAMPLED | {"max_new_tokens": 90}
+    options = options | SAMPLED | {"max_new_tokens": 90, "limit": 10}
     assert run_here(**options, output=tmp_path / "roomy").code == 0
     assert total(tmp_path / "roomy", "num_preemptions") == 0
     # 16 pages of 16 tokens for both models; a row can need eight.
@@ -124,7 +124,8 @@ def test_help_start_card_report_and_manual_say_what_the_seed_fixes_and_it_does(
     rows = []
     for num_seqs in (2, 24):
         output = tmp_path / str(num_seqs)
-        ended = run_here(**options | SAMPLED | {"policy": policy, "max_num_seqs": num_seqs, "output": output})
+        own = {"policy": policy, "max_num_seqs": num_seqs, "limit": 12, "output": output}
+        ended = run_here(**options | SAMPLED | own)
         assert f"--seed 3: {SEED_FIXES[reproducibility]}\n" in ended.stderr
         assert SEED_FIXES[reproducibility] in (output / "README.md").read_text()
         rows.append(read_output(output)["completion_ids"].to_pylist())

@@ -193,20 +193,6 @@ def test_a_scheme_that_another_file_declares_is_refused(
         plan_models(config)
 
 
-def test_unused_tensors_of_published_files_are_ignored(
-    options: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
-    """Frequencies of each layer's rotary embedding, position ids and masks: earlier versions stored them."""
-    harmless = {
-        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
-        "model.rotary_emb.inv_freq": torch.ones(8),
-        "model.embeddings.position_ids": torch.arange(4),
-        "model.layers.0.attn.masked_bias": torch.tensor(-1e9),
-    }
-    rewrite(folder, lambda tensors: tensors | harmless, None)
-    plan_models(parse(**(options | {"target": folder, "draft": None}), output="unused"))
-
-
 @pytest.mark.parametrize(
     ("stored", "takers"),
     [

@@ -30,15 +30,6 @@ def test_an_impossible_option_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_foreign_output_folder_is_refused(options: dict[str, Any], no_models: None, tmp_path: Path) -> None:
-    """--output is deleted by --overwrite only where a run wrote it."""
-    (tmp_path / "thesis.tex").write_text("precious")
-    for overwrite in (None, True):
-        ended = run_here(**options, output=tmp_path, overwrite=overwrite)
-        refused(ended, f"--output {tmp_path}", "thesis.tex", "give a new folder")
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
-
-
 @pytest.mark.parametrize("cache_memory", ["100KiB", "1KiB"])
 def test_a_cache_too_small_for_a_row_is_refused(
     options: dict[str, Any], tmp_path: Path, cache_memory: str

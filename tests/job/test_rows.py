@@ -10,7 +10,7 @@ import pytest
 from datasets import load_dataset
 from transformers import AutoTokenizer
 
-from tests.job.launching import Ended, read_output, refused, run_here, shard_stats
+from tests.job.launching import Ended, read_output, run_here, shard_stats
 from tests.job.pair import Pair, some_texts, write_arrow
 
 INVALID_UTF8 = b"caf\xe9 au lait"
@@ -57,18 +57,6 @@ def test_bad_rows_become_error_rows_and_the_others_are_finished(
         "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
     )
     assert dataset.num_rows == 9 * num_samples
-
-
-def test_columns_of_ids_are_the_users_own(options: dict[str, Any], tmp_path: Path) -> None:
-    """The same id twice is two rows, told apart by row_id; a column with a name of ours is refused."""
-    ids = ["a", "a", None, "b"]
-    prompts = write_arrow(tmp_path / "ids.arrow", {"prompt": ["of rivers"] * 4, "id": ids})
-    changed = options | {"prompts": prompts}
-    assert run_here(**changed, output=tmp_path / "run").code == 0
-    rows = read_output(tmp_path / "run")
-    assert rows["id"].to_pylist() == ids and rows["row_id"].to_pylist() == [0, 1, 2, 3]
-    write_arrow(prompts, {"prompt": ["of rivers"], "row_id": [7]})
-    refused(run_here(**changed, output=tmp_path / "new"), "the output reserves: row_id; rename")
 
 
 def test_messages_go_through_the_chat_template(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
@@ -131,17 +119,3 @@ def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, E
         assert row["finish_reason"] == ("stop" if ids[-1] == 0 else "length")
         assert len(ids) == 32 or row["finish_reason"] == "stop"
         assert "<|end|>" not in row["completion"]
-
-
-def test_the_length_ends_at_the_longest_sequence(options: dict[str, Any], tmp_path: Path) -> None:
-    """Prompt and completion together are never longer than --max_seq_len."""
-    changes = {"max_seq_len": 40, "max_new_tokens": 100}
-    assert run_here(**(options | changes), output=tmp_path / "run").code == 0
-    rows = read_output(tmp_path / "run").to_pylist()
-    lengths = [row["num_prompt_tokens"] + row["num_completion_tokens"] for row in rows]
-    assert all(
-        length == 40 if row["finish_reason"] == "length" else length <= 40
-        for row, length in zip(rows, lengths, strict=True)
-        if row["finish_reason"] != "error"
-    )
-    assert lengths.count(40) > 5

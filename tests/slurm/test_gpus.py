@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,31 +70,24 @@ def test_too_few_gpus_are_a_message(tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture
-def cluster() -> Iterator[tuple[Cluster, Path]]:
-    """One node, and a folder that its processes may write to."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
-        folder = Path(name)
-        (folder / "node").mkdir()
-        with Cluster(folder, 1) as found:
-            yield found, folder / "node"
-
-
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
-@pytest.mark.parametrize(
-    "is_asked", [True, False], ids=["GPUs of Slurm's", "GPUs that Slurm knows nothing of"]
-)
-def test_two_replicas_of_a_job_share_no_gpu(cluster: tuple[Cluster, Path], is_asked: bool) -> None:
-    slurm, folder = cluster
-    write_nvidia_smi(folder, NODE)
-    environment = {"REPLICAS": "2", "GPUS_PER_REPLICA": "2", "SPECDIST_PYTHON": str(write_launch(folder))}
-    environment["PATH"] = f"{folder}:{slurm.environment['PATH']}"
-    job = slurm.submit(
-        REPOSITORY, environment, f"--gpus-per-node={NUM_GPUS if is_asked else 0}", "--cpus-per-task=2",
-        "--no-requeue", f"--output={folder}/log", "slurm/run.sh", "some.yaml",
-    )  # fmt: skip
-    assert job
-    wait_until(lambda: not slurm.states())
-    assert launches(folder) == {"n0-0": "PCI_BUS_ID 0,1", "n0-1": "PCI_BUS_ID 2,3"}, (
-        folder / "log"
-    ).read_text()
+def test_replicas_of_a_job_on_two_nodes_share_no_gpu() -> None:
+    """Of GPUs that are Slurm's, and of such that it knows nothing of."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, Cluster(Path(name), 2) as slurm:
+        for num_asked in (NUM_GPUS, 0):
+            folder = Path(name) / f"asked-{num_asked}"
+            write_nvidia_smi(folder, NODE)
+            environment = {
+                "REPLICAS": "2", "GPUS_PER_REPLICA": "2", "SPECDIST_PYTHON": str(write_launch(folder)),
+                "PATH": f"{folder}:{slurm.environment['PATH']}",
+            }  # fmt: skip
+            slurm.submit(
+                REPOSITORY, environment, "--nodes=2", f"--gpus-per-node={num_asked}", "--cpus-per-task=2",
+                "--no-requeue", f"--output={folder}/log", "slurm/run.sh", "some.yaml",
+            )  # fmt: skip
+            wait_until(lambda: not slurm.states())
+            assert launches(folder) == {
+                f"{node}-{replica}": f"PCI_BUS_ID {gpus}"
+                for node in ("n0", "n1")
+                for replica, gpus in enumerate(("0,1", "2,3"))
+            }, (folder / "log").read_text()

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 TIMEOUT_S = 600.0
-NUM_ROWS, NUM_SHARDS = 64, 16
+NUM_ROWS, NUM_SHARDS = 36, 9
 # Shards that are free at first, and from one event to the next.
 NUM_FREE = 3
 SETTINGS = {
@@ -59,7 +59,7 @@ def run(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str,
         "device": "cpu",
         "rows_per_shard": NUM_ROWS // NUM_SHARDS,
         "max_num_seqs": 1,
-        "max_new_tokens": 40,
+        "max_new_tokens": 24,
         "lease_timeout": 3,
     }
     assert run_here(**options, output=folder / "undisturbed").code == 0
@@ -133,11 +133,6 @@ def num_at_work(output: Path) -> int:
     return sum("shards to do" in path.read_text() for path in output.glob("logs/*"))
 
 
-def hosts(output: Path) -> set[str]:
-    """Where replicas have worked."""
-    return {path.name.split("-")[0] for path in (output / "logs").iterdir()}
-
-
 def check_whole(output: Path, undisturbed: Path) -> None:
     assert shard_bytes(output) == shard_bytes(undisturbed)
     assert Counter(read_output(output)["row_id"].to_pylist()) == dict.fromkeys(range(NUM_ROWS), 1)
@@ -146,18 +141,17 @@ def check_whole(output: Path, undisturbed: Path) -> None:
 def test_an_array_through_everything_that_a_cluster_does(
     cluster: Cluster, run: tuple[dict[str, Any], Path], other: OtherReplica, tmp_path: Path
 ) -> None:
-    """Four replicas on four nodes over 16 shards; one is asked to stop, one requeued, one killed."""
+    """Three replicas on nodes of their own; one is asked to stop, and one killed."""
     options, undisturbed = run
     config, output = configured(tmp_path, options)
     job = cluster.submit(
-        REPOSITORY, SETTINGS, "--array=0-3", "--gpus-per-node=1", "--cpus-per-task=64",
+        REPOSITORY, SETTINGS, "--array=0-2", "--gpus-per-node=1", "--cpus-per-task=64",
         f"--output={tmp_path}/log-%a", "slurm/run.sh", str(config),
     )  # fmt: skip
     stopped = tmp_path / "log-0"
-    wait_until(lambda: num_at_work(output) == 4 and num_done(output) >= 1, "all at work")
-    assert cluster.ask("squeue", "-h", "-o", "%j").split() == ["specdist"] * 4, "options of run.sh were read"
+    wait_until(lambda: num_at_work(output) == 3 and num_done(output) >= 1, "all at work")
+    assert cluster.ask("squeue", "-h", "-o", "%j").split() == ["specdist"] * 3, "options of run.sh were read"
     cluster.ask("scancel", "--signal=USR1", "--batch", f"{job}_0")
-    cluster.ask("scontrol", "requeue", f"{job}_1")
     other.give_back()
     wait_until(lambda: num_done(output) >= NUM_FREE + 1, "the others go on")
     wait_until(
@@ -165,33 +159,12 @@ def test_an_array_through_everything_that_a_cluster_does(
     )
     assert "SIGTERM: stopping after this round" in stopped.read_text()
     assert "Killed" not in stopped.read_text()
-    cluster.ask("scancel", "--signal=KILL", f"{job}_2")
-    other.give_back()
-    wait_until(lambda: num_done(output) >= 2 * NUM_FREE + 1, "the others still go on")
+    cluster.ask("scancel", "--signal=KILL", f"{job}_1")
     other.leave()
     wait_until(lambda: num_done(output) >= NUM_SHARDS, "the run is complete")
     wait_until(lambda: not cluster.states(), "the end of all jobs")
     check_whole(output, undisturbed)
     assert stopped.read_text().count("importing torch") >= 2, "it was requeued, and started again"
-
-
-def test_replicas_on_several_nodes(
-    cluster: Cluster, run: tuple[dict[str, Any], Path], other: OtherReplica, tmp_path: Path
-) -> None:
-    """One job on two nodes, of which one loses its power: a replica on each, and then on another pair."""
-    options, undisturbed = run
-    config, output = configured(tmp_path, options)
-    cluster.submit(
-        REPOSITORY, SETTINGS, "--nodes=2", "--gpus-per-node=1", "--cpus-per-task=16",
-        f"--output={tmp_path}/log", "slurm/run.sh", str(config),
-    )  # fmt: skip
-    wait_until(lambda: num_at_work(output) == 2 and num_done(output) >= 1, "all at work")
-    assert hosts(output) == {"n0", "n1"}
-    cluster.power_off("n1")
-    other.leave()
-    wait_until(lambda: num_done(output) >= NUM_SHARDS, "the run is complete")
-    wait_until(lambda: not cluster.states(), "the end of the job")
-    check_whole(output, undisturbed)
 
 
 def test_the_last_task_of_an_array_leaves_the_others_alone(cluster: Cluster, tmp_path: Path) -> None:
