@@ -107,16 +107,6 @@ def test_a_prompt_that_cannot_be_used_gives_a_result_with_the_reason(llm: Specul
     assert "empty" in str(empty.error) and "token id" in str(unknown.error) and "room" in str(long.error)
 
 
-def test_sampling_options_may_change_from_call_to_call(llm: SpeculativeLLM) -> None:
-    """The same seed gives the same tokens again, whatever was generated in between."""
-    sampled = SamplingOptions(temperature=1.0, max_new_tokens=8, seed=3)
-    (first,) = llm.generate(["a b c"], GREEDY, use_tqdm=False)
-    llm.generate(["a b c"], sampled, use_tqdm=False)
-    (again,) = llm.generate(["a b c"], GREEDY, use_tqdm=False)
-    # How much was drafted follows from measured times.
-    assert again.token_ids == first.token_ids
-
-
 def test_what_the_job_refuses_is_refused_here_too(pair: Pair, llm: SpeculativeLLM) -> None:
     target, draft = str(pair.target), str(pair.draft)
     with pytest.raises(UserError, match="temperature is an option of generate"):

@@ -53,22 +53,6 @@ def test_an_option_of_another_policy_is_refused(policy: str) -> None:
         assert all(owner in str(error.value) for owner in owners)
 
 
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        ({"num_draft_tokens": 21}, "--num_draft_tokens 21 is more than --max_draft_tokens 20"),
-        ({"min_draft_tokens": 21}, "--min_draft_tokens 21 is more than --max_draft_tokens 20"),
-        ({"min_draft_tokens": 4, "num_draft_tokens": 3}, "--min_draft_tokens 4 is more than --num_draft"),
-    ],
-)
-def test_contradicting_lengths_are_refused(options: dict[str, int], fragment: str) -> None:
-    """A default that the given limits exclude is moved instead."""
-    with pytest.raises(UserError, match=fragment):
-        config(draft="small", policy="gammatune", **options)
-    assert config(draft="small", policy="gammatune", max_draft_tokens=3).num_draft_tokens == 3
-    assert config(draft="small", policy="gammatune", min_draft_tokens=8).num_draft_tokens == 8
-
-
 @pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
 def test_the_resolved_configuration_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
     """Filled-in defaults come back as given options, which the policy takes."""

@@ -90,25 +90,3 @@ def test_the_command_to_resume_is_the_one_that_was_typed(
     assert relaunch_command() == expected
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert relaunch_command() == "submit the same job again"
-
-
-def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's command line is not the launcher's; a parent without the job's options is not a launcher."""
-    launched: Any = ["/venv/bin/python", "/venv/bin/accelerate", "launch", "jobs/generate.py", "--seed", "1"]
-    monkeypatch.setattr(sys, "argv", ["jobs/generate.py", "--seed", "1"])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "jobs/generate.py", "--seed", "1"])
-    monkeypatch.setattr(closing, "find_launcher", lambda: 1)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(closing, "command_line", lambda _: launched)
-    assert relaunch_command() == "accelerate launch jobs/generate.py --seed 1"
-    monkeypatch.setattr(sys, "argv", ["specdist generate", "--seed", "1"])
-    launched[3:4] = ["--module", "specdist.cli", "generate"]
-    assert relaunch_command() == "accelerate launch --module specdist.cli generate --seed 1"
-    launched[:] = ["bash"]
-    assert relaunch_command() == "python -u jobs/generate.py --seed 1"
-
-    def gone(number: int) -> None:
-        raise ProcessLookupError(number)
-
-    monkeypatch.setattr(closing, "command_line", gone)
-    assert relaunch_command() == "start the same command again"

@@ -55,15 +55,6 @@ def test_a_rank_is_bound_to_the_cpus_next_to_its_gpu(
     assert all(mask == cpus for mask in masks) and bool(masks) == (cpus is not None)
 
 
-def test_a_mask_without_a_near_cpu_is_left_as_it_is(
-    node: Path, masks: list[set[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {8, 9, 12})
-    bind_near_gpu(1, system=node)
-    assert masks == []
-    assert "are 4-7,10, but this rank may only use 8-9,12" in caplog.text
-
-
 @pytest.mark.parametrize(("affinity", "device", "bound_ranks"), [
     ("numa", "cuda:1", [1]), ("none", "cuda:1", []), ("numa", "cpu", []),
 ])  # fmt: skip

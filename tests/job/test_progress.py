@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,11 +27,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_log_file_gets_a_line_a_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """Work of earlier runs and other replicas counts as done, but not for the rate."""
     with caplog.at_level(logging.INFO):
@@ -47,15 +39,3 @@ def test_a_log_file_gets_a_line_a_minute(clock: Clock, caplog: pytest.LogCapture
         bar.add(row_result(), 0)
         assert len(caplog.messages) == 1, "the next one is due in a minute"
     bar.close()
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: Any) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with caplog.at_level(logging.INFO):
-        bar = Progress(4, 1)
-        clock.now += 2 * LINE_INTERVAL_S
-        bar.add(row_result(num_completion_tokens=240), 0)
-        bar.close()
-    assert "2/4" in terminal.getvalue() and "2.0 tokens/s" in terminal.getvalue()
-    assert caplog.messages == []

@@ -96,13 +96,6 @@ def in_blocks_of(size: int) -> Callable[[Tensors], Tensors]:
     return change
 
 
-def narrowed(dtype: torch.dtype) -> Callable[[Tensors], Tensors]:
-    """Every projection cast, without any scale."""
-    return lambda tensors: {
-        name: tensor.to(dtype) if is_projection(name) else tensor for name, tensor in tensors.items()
-    }
-
-
 def without(suffix: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {
         name: tensor for name, tensor in in_blocks(tensors).items() if not name.endswith(suffix)
@@ -148,7 +141,6 @@ def test_block_wise_fp8_is_read_with_its_scales(folder: Path) -> None:
         (in_channels, of_group(weights={"strategy": "tensor"}), 1, ["is of shape", "one scale"]),
         (in_blocks_of(64), BLOCK_FP8 | {"weight_block_size": [64, 64]}, 2, ["--tp_size 2 cuts", "64 share"]),
         (dict, {"quant_method": "awq", "bits": 4}, 1, ["declares awq", "unquantised checkpoint"]),
-        (narrowed(torch.int8), None, 1, ["is stored as I8"]),
         (with_extra("model.layers.0.mlp.up_proj.weight_scale"), None, 1, ["weight_scale", "looks like"]),
         (with_extra("model.layers.0.mlp.up_proj.bias"), None, 1, ["takes model.layers.0.mlp.up_proj.bias"]),
     ],

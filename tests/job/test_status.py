@@ -17,7 +17,7 @@ from specdist.cli import merge
 from specdist.cli import status as status_main
 from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals.status import StatusReader, error_kind
+from specdist.job.totals.status import StatusReader
 from tests.data.samples import row_result
 from tests.job.launching import read_output
 
@@ -76,14 +76,6 @@ def test_the_status_of_a_running_run(finished: Path, capsys: pytest.CaptureFixtu
     assert "by alive since" in stdout and "by dead since" in stdout
 
 
-def test_shards_that_were_given_back_wait(finished: Path) -> None:
-    unfinish(finished, 1)
-    holder = member(finished, "alive", 1)
-    holder.leases.release(holder.leases.latest()["shard-00001"])
-    status = StatusReader(finished).read()
-    assert (status.num_done, status.running, status.failed, status.num_waiting) == (2, [], [], 1)
-
-
 def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,10 +99,6 @@ def test_a_folder_without_a_run_has_no_status(tmp_path: Path, capsys: pytest.Cap
     assert status_main([str(tmp_path)]) == 2
     found = capsys.readouterr()
     assert found.out == "" and "is not the folder of a run" in found.err
-
-
-def test_errors_that_differ_in_numbers_are_of_one_kind() -> None:
-    assert error_kind("the prompt has 300 tokens, more than 127") == "the prompt has N tokens, more than N"
 
 
 def test_merging_gives_all_rows_in_order(

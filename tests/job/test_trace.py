@@ -8,14 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.data.stats.traces import TracedToken
-from specdist.sampling.distributions import SamplingSettings
-from tests.engine.traced_rows import check_acceptance
 from tests.job.gate import Gate
-from tests.job.launching import Ended, read_output, run_here, shard_bytes
-from tests.job.pair import Pair
+from tests.job.launching import Ended, run_here, shard_bytes
 from tests.job.ranks import fork_ranks
 from tests.job.test_crash import fork_and_kill, num_logged
 
@@ -27,29 +22,6 @@ SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 24, "trace": 
 def read_traces(output: Path) -> pa.Table:
     files = sorted(output.glob("stats/*.trace.arrow"))
     return pa.concat_tables(pa.ipc.open_file(file.read_bytes()).read_all() for file in files)
-
-
-def check_against_models(pair: Pair, output: Path) -> None:
-    """A sampled run's acceptance probabilities are those of both models' plain forward passes."""
-    target, draft = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (pair.target, pair.draft))
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    traces = read_traces(output).to_pylist()
-    assert traces
-    for row in read_output(output).to_pylist():
-        key = row["row_id"], row["sample_index"]
-        check_acceptance(
-            target,
-            draft,
-            [
-                TracedToken(**{name: token[name] for name in TracedToken._fields})
-                for token in traces
-                if (token["row_id"], token["sample_index"]) == key
-            ],
-            prompt_ids=tokenizer(row["prompt"])["input_ids"],
-            completion_ids=row["completion_ids"],
-            settings=SamplingSettings(temperature=SAMPLED["temperature"], top_k=SAMPLED["top_k"]),
-            row_key=(SAMPLED["seed"], *key),
-        )
 
 
 def test_it_holds_every_drafted_token_and_changes_none(
@@ -98,10 +70,12 @@ def assert_same(one: pa.Table, other: pa.Table) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_trace_too(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
-    """The draft's features travel, and the acceptance of what was drafted ahead."""
+def test_ranks_trace_too(options: dict[str, Any], tmp_path: Path) -> None:
+    """The draft's features travel, also those of what was drafted ahead; what they say of both models is the
+    matter of tests/engine/test_tracing.py."""
     sampled, output = options | SAMPLED | {"trace": True, "limit": 10}, tmp_path / "ranks"
     ended = fork_ranks(2, **sampled, overlap="asynchronous", output=output)
     assert ended.code == 0, ended.stderr
-    assert 0 in read_traces(output).column("round").to_pylist()
-    check_against_models(pair, output)
+    traces = read_traces(output)
+    assert 0 in traces.column("round").to_pylist()
+    assert min(traces.column("draft_probability").to_pylist()) > 0
