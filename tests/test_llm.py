@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,11 +137,3 @@ def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> 
 def test_every_public_name_can_be_imported() -> None:
     for name in specdist.__all__:
         assert getattr(specdist, name).__doc__
-
-
-def test_completions_can_be_constrained(pair: Pair) -> None:
-    llm = SpeculativeLLM(str(pair.target), str(pair.draft), regex="(yes|no), [0-9]{2}", device="cpu")
-    for result in llm.generate(["a b", "c"], SamplingOptions(max_new_tokens=30), use_tqdm=False):
-        assert re.fullmatch("(yes|no), [0-9]{2}", result.text)
-    with pytest.raises(UserError, match="constraint_column is not an option"):
-        SpeculativeLLM(str(pair.target), constraint_column="rule")

@@ -16,15 +16,8 @@ from specdist.utils.errors import UserError
 from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
 
 # Written out, billions of values.
-ALIAS_BOMB = (
-    "seed: ["
-    + "".join(f"&a{level} [" for level in range(12))
-    + "x"
-    + "".join(
-        f", {', '.join([f'*a{level + 1}'] * 9) if level < 11 else 'x'}]" for level in reversed(range(12))
-    )
-    + "]"
-)
+LEVELS = [f"&a{level} [{', '.join([f'*a{level - 1}'] * 9 if level else ['x'])}]" for level in range(12)]
+ALIAS_BOMB = f"seed: [{', '.join(LEVELS)}]"
 
 
 def parsed(*arguments: str) -> GenerateConfig:
@@ -85,16 +78,11 @@ def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path
     [
         ("stop: [a, null]", "line 1: stop has null, which is nothing in YAML: write it in quotes"),
         ("seed: 1\nchoices:\n- a\n-\n", "line 4: choices has an item without a value, which is nothing in"),
-        ("bad_words: [~]", "line 1: bad_words has ~, which is nothing in YAML: write it in quotes"),
         (
             "\nmax_new_tokens: 012",
             "line 2: max_new_tokens is 012, which is 10 in YAML: write it as a decimal",
         ),
         ("seed: 12:30", "line 1: seed is 12:30, which is 750 in YAML: write it as a decimal number"),
-        (
-            "temperature: 1:30.5",
-            "line 1: temperature is 1:30.5, which is 90.5 in YAML: write it as a decimal",
-        ),
     ],
 )
 def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
@@ -136,19 +124,6 @@ def test_an_unknown_option_is_reported_in_one_line(arguments: list[str], message
     assert str(error.value) == message
 
 
-def test_the_help_has_titled_groups_and_prints_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        parsed("--help", "all")
-    assert end.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    titles = ["Run:", "Prompts:", "Models:", "Speculation:", "Sampling:", "Batch:",
-              "Options of single policies:", "Rarely needed:"]  # fmt: skip
-    assert [text.index(title) for title in titles] == sorted(text.index(title) for title in titles)
-    for name in (item.name for item in dataclasses.fields(GenerateConfig)):
-        assert text.count(f"--{name} ") >= 1, name
-    assert "(default: None)" not in text and "default 20) (default" not in text
-
-
 def test_the_short_help_has_the_main_options_on_one_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,11 +142,8 @@ def test_the_short_help_has_the_main_options_on_one_screen(
 @pytest.mark.parametrize(
     ("values", "fragment"),
     [
-        ("- a\n- b", "must be a mapping"),
         ("", "must be a mapping"),
-        ("a: [", "cannot be read"),
         (NEEDED | {"seed": {"value": 1}}, "seed must be one plain value"),
-        (NEEDED | {"target": ["a", "b"]}, "target must be one plain value"),
         (NEEDED | {"config": "other.yaml"}, "cannot name another one"),
         ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
         ("[" * 100_000, "cannot be read"),

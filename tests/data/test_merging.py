@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 from decimal import Decimal
@@ -72,20 +71,6 @@ def test_rows_survive_json_lines(folder: RunFolder, tmp_path: Path) -> None:
     last = rows[-1]
     assert (last["label"], last["raw"], last["when"]) == ("a", "/wA=", "2026-01-02T03:04:05")
     assert last["price"] == "1.20" and "☃" in path.read_text()
-
-
-def test_rows_survive_csv(folder: RunFolder, tmp_path: Path) -> None:
-    path = tmp_path / "merged.csv"
-    assert merge_run(folder, path) == NUM_ROWS * NUM_SAMPLES
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["row_id"] for row in rows[::NUM_SAMPLES]] == [str(row) for row in range(NUM_ROWS)]
-    assert [row["text"] for row in rows[::NUM_SAMPLES]] == [text or "" for text in TEXTS]
-    assert [json.loads(row["tags"]) for row in rows[::NUM_SAMPLES]] == [[{"name": text}] for text in TEXTS]
-    assert json.loads(rows[5]["completion_ids"]) == [2, 1]
-    last = rows[-1]
-    assert (last["label"], last["raw"], last["price"]) == ("a", "/wA=", "1.20")
-    assert last["when"].startswith("2026-01-02 03:04:05")
 
 
 NUM_SHARDS = 12
@@ -168,14 +153,3 @@ def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(many: RunFo
         assert not output.exists()
     rewrite(many, shard)
     assert merge_run(many, output) == 2 * NUM_SHARDS
-
-
-def test_a_shard_with_other_columns_than_the_first_is_named(many: RunFolder, tmp_path: Path) -> None:
-    table = pa.ipc.open_file(many.data_path(7)).read_all()
-    for path in many.paths(7).needed:
-        path.unlink()
-    many.finish_shard(7, table.drop_columns(["reference"]), shard_stats(0).to_json())
-    with pytest.raises(
-        UserError, match=r"shard-00007.arrow does not have the columns of .*shard-00000.arrow"
-    ):
-        merge_run(many, tmp_path / "merged.arrow")

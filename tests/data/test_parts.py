@@ -132,38 +132,6 @@ def test_nobody_waits_for_the_disk_but_at_the_end(tmp_path, monkeypatch):
     assert len(read(tmp_path / "log")[0]) == 5 and log._file.closed
 
 
-class FullDisk:
-    """A raw file on a disk that fills up: as on Linux, a short write comes before the error."""
-
-    def __init__(self, file, num_free_bytes):
-        self.file, self.num_free_bytes = file, num_free_bytes
-
-    def write(self, data):
-        if self.num_free_bytes == 0:
-            raise OSError(28, "No space left on device")
-        written = self.file.write(data[: min(7, self.num_free_bytes)])
-        self.num_free_bytes -= written
-        return written
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
-def test_a_full_disk_leaves_no_torn_line_before_later_rows(tmp_path):
-    path = tmp_path / "log"
-    with PartLog(path) as log:
-        log.append(row_result(0))
-        raw = log._file
-        for num_free_bytes in (0, 1, 50):
-            log._file = FullDisk(raw, num_free_bytes)
-            with pytest.raises(UserError, match=r"log cannot be written \(No space left.*start the same"):
-                log.append(row_result(1))
-        log._file = FullDisk(raw, 10**6)
-        log.append(row_result(1))
-        log.append(row_result(2))
-    assert read(path)[0] == [row_result(0), row_result(1), row_result(2)]
-
-
 def test_rows_of_another_shard_are_ignored(tmp_path):
     """As in a log that was renamed or copied over another."""
     path = tmp_path / "log"

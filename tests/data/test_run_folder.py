@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -139,30 +138,6 @@ def test_a_crash_while_overwriting_leaves_one_of_the_two_runs(tmp_path, monkeypa
             open_(path, manifest=new, overwrite=True)
     assert not open_(path).is_complete(0)
     assert not open_(path, manifest=new, overwrite=True).is_complete(0)
-
-
-@pytest.mark.parametrize("num_steps", [0, 3, 6])
-def test_a_crash_while_creating_a_run_does_not_prevent_the_next_attempt(tmp_path, monkeypatch, num_steps):
-    path, num_left = tmp_path / "run", num_steps
-
-    def stepwise(real):
-        def step(*arguments, **options):
-            nonlocal num_left
-            if num_left == 0:
-                raise Crash
-            num_left -= 1
-            return real(*arguments, **options)
-
-        return step
-
-    with monkeypatch.context() as patch:
-        for name in ("mkdir", "replace"):
-            patch.setattr(Path, name, stepwise(getattr(Path, name)))
-        patch.setattr(Path, "unlink", crash)
-        with pytest.raises(Crash):
-            open_(path)
-    finish(open_(path))
-    assert open_(path).is_complete(0)
 
 
 def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path):

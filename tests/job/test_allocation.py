@@ -145,21 +145,6 @@ def test_blocks_have_pages_beside_those_of_the_table(small: ModelSize) -> None:
     assert [each - found[0] for each in found[1:]] == [pages * 32 * 16 * 32 * 2**10 for pages in (1, 1, 2)]
 
 
-def test_branches_take_scores_and_pages_of_the_drafts_gpu(small: ModelSize) -> None:
-    plain, forked = rows(), rows(num_branch_slots=32 * 12, max_branch_tokens=6, is_asynchronous=True)
-    found = []
-    for limits in (plain, forked):
-        held = HeldModel(size=small, tp_size=1, limits=draft_limits(limits, TOP_P))
-        room = room_on_gpu([held], limits, TOP_P, loaded((small, 1)), num_communicators=1)
-        check_sum(room)
-        assert room.needs is not None
-        found.append((room.needs.kept_scores, room.cache_bytes))
-    # For every drafted token a row of 128,256 float32 scores: half a megabyte.
-    assert found[0][0] == 32 * 6 * 128_256 * 4
-    assert found[1][0] == (32 * 12 + 32 * 12 * 6) * 128_256 * 4
-    assert found[1][1] > found[0][1]
-
-
 def test_the_planner_predicts_the_memory_plan_of_the_job(large: ModelSize, small: ModelSize) -> None:
     """The most rows that the planner finds have all their pages in the job; one more has not."""
     plain = Sampling()

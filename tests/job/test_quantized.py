@@ -13,10 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdist.job.models.model_plan import plan_models
-from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.loading import load_whole
-from specdist.models.loading.weight_names import WeightNames
-from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair, random_llama, save, train_tokenizer
@@ -25,7 +21,6 @@ FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
 BLOCK = 32
 BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, Tensor]
 
 
@@ -106,24 +101,6 @@ def with_extra(name: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: tensors | {name: torch.ones(4)}
 
 
-def test_block_wise_fp8_is_read_with_its_scales(folder: Path) -> None:
-    """The weights are those that the file means: a number times its block's scale."""
-    rewrite(
-        folder, lambda tensors: in_blocks(tensors) | {EMBEDDING: tensors[EMBEDDING].bfloat16()}, BLOCK_FP8
-    )
-    stored = load_file(folder / "model.safetensors")
-    checkpoint = open_checkpoint("--target", str(folder))
-    model = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
-    names = [name for name in stored if is_projection(name)]
-    assert len(names) == 14
-    for name in names:
-        scales = stored[f"{name}_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-        layer = model.get_submodule(name.removesuffix(".weight"))
-        assert isinstance(layer, QuantizedLinear) and layer.weight.numbers.dtype == FP8
-        torch.testing.assert_close(layer.weight.dequantized(torch.float32), stored[name].float() * scales)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize(
     ("change", "declared", "tp_size", "fragments"),
     [
@@ -183,18 +160,3 @@ def test_a_scheme_that_another_file_declares_is_refused(
     config = parse(**(options | {"target": folder, "draft": None}), output="unused")
     with pytest.raises(UserError, match=rf"{file_name} declares {method}"):
         plan_models(config)
-
-
-@pytest.mark.parametrize(
-    ("stored", "takers"),
-    [
-        ([EMBEDDING], {EMBEDDING: {EMBEDDING, HEAD}}),
-        ([HEAD], {HEAD: {EMBEDDING, HEAD}}),
-        ([HEAD, EMBEDDING], {HEAD: {HEAD}, EMBEDDING: {EMBEDDING}}),
-    ],
-)
-def test_a_tied_head_that_is_stored_is_not_overwritten(
-    stored: list[str], takers: dict[str, set[str]]
-) -> None:
-    """As transformers has it: the two are compared there, and left as they are if they differ."""
-    assert WeightNames(random_llama(tie_word_embeddings=True)).takers(stored) == takers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -120,22 +119,6 @@ def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     assert 0 < other.needs.nccl < first.needs.nccl and other.needs.logits < first.needs.logits
 
 
-def test_graphs_may_take_what_the_cache_leaves(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cache of a given size may leave less than is reserved: graphs then have that all the same."""
-    spare, tight = (
-        rank_room(large, config_of(cache_memory=given), monkeypatch, is_connected=True)
-        for given in ("4GiB", "29GiB")
-    )
-    for room in (spare, tight):
-        assert room.memory is not None and room.needs is not None
-        planned = room.cache_bytes + room.needs.total - room.needs.graph_nodes + room.graph_bytes
-        assert planned >= room.memory.free_bytes
-    assert spare.needs is not None and tight.needs is not None
-    assert spare.graph_bytes > 10 * GIB and tight.graph_bytes >= tight.needs.graph_nodes > GIB
-
-
 def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
     large: ModelSize, small: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +134,6 @@ def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
     assert own.needs is not None and alone.needs is not None and both.needs is not None
     assert own.needs.nccl > alone.needs.nccl == both.needs.nccl > 0
     assert both.needs.total > alone.needs.total
-
-
-def test_a_cache_larger_than_the_rows_need_gives_a_warning(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, logger="specdist")
-    rank_room(large, config_of(cache_memory="15GiB"), monkeypatch, is_connected=True)
-    assert not caplog.records
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
-    assert not caplog.records, "the rows need 20 GiB, whatever was asked for"
-    monkeypatch.setattr(SchedulerSettings, "num_slots", property(lambda limits: 48))
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
-    assert "--cache_memory 29GiB leaves" in caplog.text and "lower it" in caplog.text
 
 
 @dataclass(frozen=True)
