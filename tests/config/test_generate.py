@@ -108,22 +108,6 @@ def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, 
         from_file(tmp_path, values)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tempurature", "1"], "--tempurature is not an option: did you mean --temperature?"),
-        (["word"], "word is not an option: a value without an option"),
-        (["--top-k", "x"], "--top_k: invalid int value: 'x'"),
-        (["--seed"], "--seed: expected one argument"),
-    ],
-)
-def test_an_unknown_option_is_reported_in_one_line(arguments: list[str], message: str) -> None:
-    """It names the nearest option and leaves out the usage, which is pages long."""
-    with pytest.raises(UserError) as error:
-        parsed(*arguments)
-    assert str(error.value) == message
-
-
 def test_the_short_help_has_the_main_options_on_one_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

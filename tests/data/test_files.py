@@ -43,29 +43,6 @@ def test_the_content_is_complete_and_durable_before_it_gets_its_name(tmp_path, m
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    def write(file):
-        file.write(b"ne")
-        if failing == "write":
-            fail()
-
-    if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    if failing == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, write)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_file_that_was_tidied_away_before_it_had_its_name_is_written_again(tmp_path):
     """A replica may be paused for so long that another one takes it for dead."""
     num_written = 0

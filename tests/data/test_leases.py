@@ -221,24 +221,3 @@ def test_the_setup_of_a_dead_replica_is_taken_over(first, second):
     entered.__enter__()
     with second.membership.setup():
         assert second.clock.now >= 5 + SILENT_AFTER_S
-
-
-def test_a_living_replica_is_found_and_an_ended_one_is_not(tmp_path, first, second):
-    real_sleep = second.clock.sleep
-
-    def sleep(seconds):
-        real_sleep(seconds)
-        first.beat()
-
-    second.membership._sleep = sleep
-    assert second.membership.find_another() == str(Process.current())
-    second.membership._sleep = real_sleep
-    assert second.membership.find_another() is None
-    assert second.clock.now > SILENT_AFTER_S
-    # On the same machine a look is enough.
-    third = Member(tmp_path, "third", is_visible=True)
-    now = second.clock.now
-    third_seen = second.membership
-    first.membership.leave()
-    assert third_seen.find_another() == str(Process.current()) and second.clock.now == now
-    assert third.membership.others() == ["second"]

@@ -83,15 +83,6 @@ def test_sizes_are_those_of_the_prompts_or_what_a_column_says(written):
             prompts.check_lengths("--length_column", column)
 
 
-def test_sizes_of_chats_and_of_prompts_that_cannot_be_used(tmp_path):
-    chats = [[{"role": "user", "content": "äb"}, None], None, [{"role": None, "content": "c"}]]
-    write_arrow_file(tmp_path / "chat.arrow", pa.table({"messages": chats}))
-    assert open_(tmp_path / "chat.arrow", messages_column="messages").sizes(range(3)) == [7, 0, 1]
-    bad = pa.array([b"\xff", None], pa.binary()).view(pa.string())
-    write_arrow_file(tmp_path / "bad.arrow", pa.table({"prompt": bad}))
-    assert open_(tmp_path / "bad.arrow").sizes(range(2)) == [1, 0]
-
-
 @pytest.mark.parametrize("suffix", [".arrow", ".json"])
 def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored(tmp_path, suffix):
     write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))
@@ -101,14 +92,6 @@ def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored
     if suffix != ".json":
         (tmp_path / "dataset_info.json").write_text("{}")
     assert open_(tmp_path).table(0, 10).to_pylist() == ROWS
-
-
-def test_arrow_files_are_memory_mapped(tmp_path):
-    write_arrow_stream(tmp_path / "a.arrow", pa.table({"prompt": ["x" * 1000] * 10_000}))
-    before = pa.total_allocated_bytes()
-    prompts = open_(tmp_path / "a.arrow")
-    assert pa.total_allocated_bytes() - before < 100_000
-    assert prompts.num_rows == 10_000
 
 
 def test_a_limit_takes_the_first_rows(written):

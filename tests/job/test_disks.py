@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from specdist.job.ranks.logs import RunLog, add_run_log
 from specdist.job.recording.recording import Recorder
-from specdist.job.replica import loaded_models
 from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
 
@@ -90,20 +88,3 @@ def test_prompts_that_change_while_the_job_runs_end_it(
         prompts.write_bytes(content)
         assert run_here(**(options | {"prompts": prompts}), output=output).code == 0
     assert shard_bytes(output) == shard_bytes(greedy[0])
-
-
-def test_a_model_file_that_vanishes_before_it_is_read_is_named(
-    pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the checks and the loading, as when a cache is cleaned up."""
-    target = tmp_path / "target"
-    shutil.copytree(pair.target, target)
-    load = loaded_models.load_whole
-
-    def late(checkpoint: Any, **kwargs: Any) -> Any:
-        (target / "model-00002-of-00003.safetensors").unlink(missing_ok=True)
-        return load(checkpoint, **kwargs)
-
-    monkeypatch.setattr(loaded_models, "load_whole", late)
-    ended = run_here(**(options | {"target": target}), output=tmp_path / "run")
-    refused(ended, f"--target {target}", "has changed since the job began", "put it back")

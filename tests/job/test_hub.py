@@ -11,7 +11,6 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals import hub
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair
@@ -66,12 +65,3 @@ def test_what_the_hub_refuses_is_told_first(api: Any, options: dict[str, Any]) -
     api.auth_check.side_effect = LocalTokenNotFoundError("no token")
     refused(run_here(**options), "--push_to_hub owner/rows is refused by the hub", "HF_TOKEN")
     assert not options["output"].exists()
-
-
-def test_an_upload_that_fails_is_tried_again_by_the_same_command(api: Any, options: dict[str, Any]) -> None:
-    commit, api.create_commit.side_effect = api.create_commit.side_effect, OSError("no network")
-    refused(run_here(**options), "all rows are kept, and the same command uploads them")
-    assert RunFolder(options["output"]).missing_shards() == []
-    api.create_commit.side_effect = commit
-    assert run_here(**options).code == 0
-    assert len(api.files) == 4

@@ -126,19 +126,15 @@ def test_pickled_weights_are_read_with_consent(
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
 
 
-@pytest.mark.parametrize("damage", ["trap", "cut"])
-def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
-    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path, damage: str
+def test_a_pickle_that_is_more_than_tensors_is_refused(
+    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path
 ) -> None:
     """Reading is all that was allowed; its code does not run."""
     target = tmp_path / "target"
     shutil.copytree(pair.target, target)
     pickle_weights(target)
     path = target / "pytorch_model-00002-of-00003.bin"
-    if damage == "trap":
-        torch.save({"weight": Trap(tmp_path / "sprung")}, path)
-    else:
-        path.write_bytes(path.read_bytes()[:-100])
+    torch.save({"weight": Trap(tmp_path / "sprung")}, path)
     ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
     refused(ended, f"--target {target}", path.name, "not a whole PyTorch file", "fetch it again")
     assert not (tmp_path / "sprung").exists()
