@@ -132,15 +132,8 @@ def test_an_unusable_model_folder_is_refused(
 @pytest.mark.parametrize(
     ("family", "settings", "tp_size", "fragments"),
     [
-        (
-            "gpt_neo",
-            {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-            2,
-            ["family gpt_neo", "cannot be cut over ranks", "--tp_size 1"],
-        ),
         ("bloom", {}, 1, ["family bloom", "attention registry", "cannot run it", "choose a model"]),
         ("t5", {}, 1, ["family t5", "not a causal language model"]),
-        ("blt", {}, 1, ["family blt", "not a stack of layers"]),
         (
             "llama",
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},

@@ -119,23 +119,6 @@ def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     assert 0 < other.needs.nccl < first.needs.nccl and other.needs.logits < first.needs.logits
 
 
-def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
-    large: ModelSize, small: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other ranks have the room of a target without a draft; the page table follows the smallest."""
-    config = config_of(cache_memory="4GiB")
-    alone, both = (
-        rank_room(large, config, monkeypatch, world_size=4, draft=draft) for draft in (None, small)
-    )
-    page_bytes = PAGE_SIZE * large.cache_bytes_per_token(4)
-    both_bytes = page_bytes + PAGE_SIZE * small.cache_bytes_per_token(1)
-    assert (alone.num_pages, both.num_pages) == (4 * GIB // page_bytes, 4 * GIB // both_bytes)
-    own = rank_room(large, config, monkeypatch)
-    assert own.needs is not None and alone.needs is not None and both.needs is not None
-    assert own.needs.nccl > alone.needs.nccl == both.needs.nccl > 0
-    assert both.needs.total > alone.needs.total
-
-
 @dataclass(frozen=True)
 class Fitting:
     """What of a replica's plan decides how many sequences run."""

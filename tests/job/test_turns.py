@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdist.sampling.keys import stream_key
-from tests.job.launching import read_output, refused, run_here
+from tests.job.launching import read_output, run_here
 from tests.job.pair import write_arrow
 
 TURNS = [
@@ -111,9 +111,3 @@ def test_the_thinking_of_earlier_turns_is_not_repeated(run: dict[str, Any], tmp_
     (row,) = read_output(tmp_path / "long").to_pylist()
     assert row["finish_reason"] == "error" and row["error"].startswith("turn 2: the prompt has ")
     assert row["completion"] == "" and len(row["turn_completions"]) == 1
-
-
-@pytest.mark.usefixtures("no_models")
-def test_a_column_of_no_turns_is_refused(run: dict[str, Any], tmp_path: Path) -> None:
-    ended = run_here(**(run | {"turns_column": "number"}), output=tmp_path / "run")
-    refused(ended, "--turns_column number has type int64, but it must be a list of texts")

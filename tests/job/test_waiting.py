@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from safetensors import safe_open
 
+from specdist.config.generate import GenerateConfig, parse_generate_config
+from specdist.job.ranks import entry, watchdog
 from specdist.job.ranks.activity import Activity
+from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology, local_device
-from tests.job import standing
 from tests.job.launching import Main, run_here
 from tests.job.pair import Pair
 from tests.job.ranks import started_ranks
@@ -47,14 +52,113 @@ def ended(main: Main, options: dict[str, Any]) -> Outcome:
         return Outcome([process.exitcode for process in world.processes], world.words("stderr"))
 
 
+# Jobs of two ranks that hang in one way each, without a model. Called in the ranks.
+STEP_S, NUM_STEPS = 0.3, 13
+Work = Callable[[Topology, Activity], None]
+
+
+def run(work: Work, arguments: Sequence[str]) -> int:
+    """A rank whose work this is."""
+
+    def at_work(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
+        del config, stop
+        work(topology, activity)
+        return 0
+
+    config = parse_generate_config(arguments)
+    return entry.run_rank(config, config, at_work)
+
+
+def hang() -> None:
+    """Like a read from a server that does not answer."""
+    while True:
+        time.sleep(3600)
+
+
+def one_hangs(arguments: Sequence[str]) -> int:
+    """While it loads; the other waits for it in a collective."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        if topology.rank == 1:
+            activity.begin("loading the draft")
+            hang()
+        activity.begin("waiting until every rank has loaded")
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def one_is_slow(arguments: Sequence[str]) -> int:
+    """It takes longer than a rank may hang, in many steps; the other waits for it."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        if topology.rank == 1:
+            for _ in range(NUM_STEPS):
+                time.sleep(STEP_S)
+                activity.step()
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def one_never_comes(arguments: Sequence[str]) -> int:
+    """It hangs before it has met the other."""
+    if os.environ["RANK"] == "1":
+        hang()
+    return run(lambda topology, activity: None, arguments)
+
+
+def one_does_not_leave(arguments: Sequence[str]) -> int:
+    """The other is at the last barrier."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        del activity
+        if topology.rank == 1:
+            hang()
+
+    return run(work, arguments)
+
+
+def one_hangs_at_its_end(arguments: Sequence[str]) -> int:
+    """In the teardown of a library."""
+    if os.environ["RANK"] == "1":
+        entry.dist.destroy_process_group = hang
+    return run(lambda topology, activity: None, arguments)
+
+
+def hold_the_interpreter() -> None:
+    """Like an extension that reads without letting other threads run."""
+    sleep = ctypes.PyDLL(None).sleep
+    while True:
+        sleep(3600)
+
+
+def one_holds_its_interpreter(arguments: Sequence[str]) -> int:
+    """None of its threads can run."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        activity.begin("loading the draft")
+        if topology.rank == 1:
+            hold_the_interpreter()
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def all_hold_their_interpreters(arguments: Sequence[str]) -> int:
+    """No thread of any rank can run."""
+    watchdog.HELD_MARGIN_S = 1.0
+    return run(lambda topology, activity: hold_the_interpreter(), arguments)
+
+
 # Jobs that load nothing, and wait more than they work.
 STILL: list[Main] = [
-    standing.one_hangs,
-    standing.one_is_slow,
-    standing.one_does_not_leave,
-    standing.one_hangs_at_its_end,
-    standing.one_holds_its_interpreter,
-    standing.all_hold_their_interpreters,
+    one_hangs,
+    one_is_slow,
+    one_does_not_leave,
+    one_hangs_at_its_end,
+    one_holds_its_interpreter,
+    all_hold_their_interpreters,
 ]
 
 
@@ -80,7 +184,7 @@ def stacks(words: str) -> Iterator[str]:
 
 
 def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: Callable[[Main], Outcome]) -> None:
-    found = still(standing.one_hangs)
+    found = still(one_hangs)
     assert found.codes == [1] * NUM_RANKS
     for rank, said in enumerate(found.words):
         assert "this replica ends: no rank has made progress for 3 s (--rank_timeout)" in said
@@ -91,21 +195,21 @@ def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: Callable[[Main
 
 def test_a_rank_that_is_slow_is_waited_for(still: Callable[[Main], Outcome]) -> None:
     """It takes longer than all ranks together may hang."""
-    assert standing.STEP_S * standing.NUM_STEPS > 1.2 * TIMEOUT_S
-    found = still(standing.one_is_slow)
+    assert STEP_S * NUM_STEPS > 1.2 * TIMEOUT_S
+    found = still(one_is_slow)
     assert found.codes == [0] * NUM_RANKS, found.words
     assert not any("this replica ends" in said for said in found.words), found.words
 
 
 def test_a_rank_that_does_not_arrive_is_named() -> None:
-    with started_ranks(NUM_RANKS, standing.one_never_comes, **OPTIONS) as world:
+    with started_ranks(NUM_RANKS, one_never_comes, **OPTIONS) as world:
         world.processes[0].join(SOON_S)
         assert world.processes[0].exitcode == 1
         assert "rank 1 (draft) of 2 ranks did not arrive within 3 s" in world.words("stderr")[0]
 
 
 def test_the_last_barrier_has_a_timeout(still: Callable[[Main], Outcome]) -> None:
-    found = still(standing.one_does_not_leave)
+    found = still(one_does_not_leave)
     assert found.codes == [1] * NUM_RANKS
     for rank, said in enumerate(found.words):
         assert "rank 0 (target 1/1) for" in said and "s in: leaving; rank 1 (draft) for" in said
@@ -113,7 +217,7 @@ def test_the_last_barrier_has_a_timeout(still: Callable[[Main], Outcome]) -> Non
 
 
 def test_a_rank_that_hangs_at_its_end_harms_no_other(still: Callable[[Main], Outcome]) -> None:
-    found = still(standing.one_hangs_at_its_end)
+    found = still(one_hangs_at_its_end)
     assert found.codes == [0, 1]
     assert "hang" in set(stacks(found.words[1]))
 
@@ -121,7 +225,7 @@ def test_a_rank_that_hangs_at_its_end_harms_no_other(still: Callable[[Main], Out
 def test_a_rank_whose_interpreter_is_held_shows_its_stacks_and_is_ended(
     still: Callable[[Main], Outcome],
 ) -> None:
-    found = still(standing.one_holds_its_interpreter)
+    found = still(one_holds_its_interpreter)
     assert found.codes == [1, -signal.SIGKILL]
     assert "this replica ends: rank 1 (draft): process" in found.words[0]
     assert "has been silent for 3 s (--rank_timeout), while loading the draft" in found.words[0]
@@ -129,7 +233,7 @@ def test_a_rank_whose_interpreter_is_held_shows_its_stacks_and_is_ended(
 
 
 def test_ranks_whose_interpreters_are_all_held_end_themselves(still: Callable[[Main], Outcome]) -> None:
-    found = still(standing.all_hold_their_interpreters)
+    found = still(all_hold_their_interpreters)
     assert found.codes == [1] * NUM_RANKS
     assert all("hold_the_interpreter" in set(stacks(said)) for said in found.words)
 
