@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,9 +12,6 @@ from specdist.cli import generate
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import Main, job_arguments
-
-# A job that gets this tells where its threads stand, and goes on.
-SHOW_STACK = signal.SIGRTMIN
 
 
 def fork_telling(
@@ -38,5 +33,4 @@ def _run(main: Main, words: list[str], told: Path, environment: dict[str, str], 
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    faulthandler.register(SHOW_STACK, file=2)
     sys.exit(main(words))
