@@ -1,9 +1,10 @@
 """The generating job on ranks of which one is too small: a pass over a position from ``LONGEST`` on does not
-fit into the memory of rank ``SMALL_RANK``. Started by a launcher, as the job is."""
+fit into the memory of rank ``SMALL_RANK``."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,16 +15,21 @@ from specdist.cli import generate
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 
-# Environment variables: the script starts itself again with the arguments that it has.
-LONGEST, SMALL_RANK = "SMALL_DEVICE_LONGEST", "SMALL_DEVICE_RANK"
+LONGEST, SMALL_RANK = 50, "1"
 forward = ModelRunner.forward
 
 
 def limited(runner: ModelRunner, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
-    is_long = int(np.max(batch.positions_T)) >= int(os.environ[LONGEST])
-    if is_long and os.environ["RANK"] == os.environ[SMALL_RANK]:
+    if os.environ["RANK"] == SMALL_RANK and int(np.max(batch.positions_T)) >= LONGEST:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     return forward(runner, batch, logits_index)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """In a forked process; when it starts over it is this script."""
+    sys.orig_argv = [sys.executable, __file__, *arguments]
+    ModelRunner.forward = limited  # type: ignore[method-assign]
+    return generate(arguments)
 
 
 if __name__ == "__main__":
