@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,31 +85,3 @@ def test_extras_are_installed_from_the_checkout() -> None:
     for path in [*files, REPOSITORY / "README.md"]:
         found = re.findall(r"pip install '?specdist.*|\bspecdist\[.*", path.read_text(encoding="utf-8"))
         assert not found, f"{path}: {found}"
-
-
-@pytest.mark.parametrize(
-    ("job", "arguments"),
-    [
-        ("evaluate.py", ["nowhere", "--task", "gsm8k"]),
-        ("plan.py", ["--target", "7b", "--gpu", "abacus"]),
-        ("report.py", ["nowhere"]),
-        ("show.py", ["nowhere"]),
-        ("merge.py", ["nowhere", "--output", "x.arrow"]),
-        ("status.py", ["nowhere"]),
-        ("train_head.py", ["--kind", "acceptance", "--data", "nowhere", "--output", "x"]),
-    ],
-)
-def test_every_job_ends_with_exit_code_2_for_a_mistake_of_its_user(
-    job: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    """As the README says, so that a script can tell it from a failure."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [job, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "jobs" / job), run_name="__main__")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")

@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from datasets import load_dataset
-from transformers import AutoTokenizer
 
 from tests.job.launching import Ended, read_output, run_here, shard_stats
-from tests.job.pair import Pair, some_texts, write_arrow
+from tests.job.pair import some_texts, write_arrow
 
 INVALID_UTF8 = b"caf\xe9 au lait"
 
@@ -57,53 +56,6 @@ def test_bad_rows_become_error_rows_and_the_others_are_finished(
         "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
     )
     assert dataset.num_rows == 9 * num_samples
-
-
-def test_messages_go_through_the_chat_template(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
-    """The model sees the template's text, and it is written down as the prompt; messages are kept."""
-    chats: list[Any] = [
-        [{"role": "system", "content": "sing"}, {"role": "user", "content": "of rivers"}],
-        [{"role": "user", "content": "of the sea"}],
-        [],
-        None,
-        [{"role": "user", "content": None}],
-    ]
-    prompts = write_arrow(tmp_path / "chats.arrow", {"chat": chats})
-    changes = {"prompts": prompts, "messages_column": "chat"}
-    assert run_here(**(options | changes), output=tmp_path / "chat").code == 0
-    rows = read_output(tmp_path / "chat").to_pylist()
-    texts = ["[system] sing\n[user] of rivers\n[assistant] ", "[user] of the sea\n[assistant] "]
-    assert [row["prompt"] for row in rows] == [*texts, None, None, None]
-    assert [row["chat"] for row in rows] == chats
-    assert [row["error"] is None for row in rows] == [True, True, False, False, False]
-    plain = write_arrow(tmp_path / "plain.arrow", {"prompt": texts})
-    assert run_here(**(options | {"prompts": plain}), output=tmp_path / "plain").code == 0
-    expected = read_output(tmp_path / "plain")["completion_ids"].to_pylist()
-    assert [row["completion_ids"] for row in rows[:2]] == expected
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    assert rows[0]["num_prompt_tokens"] == len(tokenizer(texts[0])["input_ids"])
-
-
-def test_a_stop_string_ends_the_completion_before_itself(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    """Wherever it falls, inside a token or a block; rows without it are as they were."""
-    before = read_output(greedy[0]).to_pylist()
-    stops = [before[0]["completion"][9:12], before[1]["completion"][14], "no such text"]
-    assert run_here(**options, stop=stops, output=tmp_path / "run").code == 0
-    after = read_output(tmp_path / "run").to_pylist()
-    num_stopped = 0
-    for old, new in zip(before, after, strict=True):
-        found = [old["completion"].find(stop) for stop in stops if stop in old["completion"]]
-        if not found:
-            assert new["completion_ids"] == old["completion_ids"]
-            continue
-        num_stopped += 1
-        assert new["finish_reason"] == "stop"
-        assert new["completion"] == old["completion"][: min(found)]
-        assert new["completion_ids"] == old["completion_ids"][: new["num_completion_tokens"]]
-        assert new["num_completion_tokens"] <= old["num_completion_tokens"]
-    assert 2 <= num_stopped < len(before)
 
 
 def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, Ended]) -> None:
