@@ -60,22 +60,6 @@ def test_the_resolved_configuration_of_every_policy_gives_the_same_run(tmp_path:
     assert from_file(tmp_path, resolved_yaml(options)) == options
 
 
-def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
-    for policy in HEAD_POLICIES:
-        with pytest.raises(UserError, match=rf"--policy {policy} needs a trained head.*--head"):
-            config(draft="small", policy=policy)
-    with pytest.raises(
-        UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, .*goodput"
-    ):
-        config(draft="small", policy="fixed", head="h")
-    assert config(draft="small", policy="goodput").head is None
-    assert config(draft="small", policy="goodput", head="h").head == "h"
-    with pytest.raises(UserError, match="--verify doubted has no effect with --policy specdecpp"):
-        config(draft="small", policy="specdecpp", head="h", verify="doubted")
-    warnings = config(draft="small", policy="none", head="h", verify="all").warnings()
-    assert [name in " ".join(warnings) for name in ("--head h", "--verify all")] == [True, True]
-
-
 def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
     """And it is trusted by default: that is the paper's method."""
     sprinter = {"draft": "small", "policy": "sprinter", "head": "h"}

@@ -31,21 +31,14 @@ def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = No
     return found.num_ahead, found.num_branches
 
 
-def test_a_free_draft_drafts_as_far_ahead_as_it_may() -> None:
+def test_the_draft_works_as_far_ahead_and_in_as_many_branches_as_a_pass_leaves_time_for() -> None:
     assert plan(1000, [1] * 5) == (MAX_DRAFT_TOKENS + 1, BRANCH_COUNTS[-1])
-
-
-def test_branches_are_taken_as_far_as_the_targets_pass_leaves_time_for_them() -> None:
     # Six steps of which five are wide: 10 + 5 x 18 fits into 100, 10 + 5 x 30 does not.
     assert plan(100, [10, 12, 18, 30, 60]) == (6, 2)
     assert plan(100, [10, 200, 400, 800, 1600]) == (6, 0)
-
-
-def test_a_draft_as_slow_as_the_target_goes_one_token_ahead() -> None:
+    # As slow as the target: one token ahead.
     assert plan(100, [100, 200, 300, 500, 900]) == (1, 0)
-
-
-def test_a_number_of_branches_that_was_asked_for_is_kept() -> None:
+    # A number of branches that was asked for is kept.
     assert plan(100, [10, 200, 400, 800, 1600], num_branches=3)[1] == 3
     assert plan(100, [10, 20, 30, 50, 90], num_branches=0) == (6, 0)
 

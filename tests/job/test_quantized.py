@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdist.job.models.model_plan import plan_models
 from specdist.utils.errors import UserError
-from tests.job.launching import parse, refused, run_here
+from tests.job.launching import parse
 from tests.job.pair import Pair, random_llama, save, train_tokenizer
 
 FP8 = torch.float8_e4m3fn
@@ -136,14 +136,6 @@ def test_what_would_be_misread_is_refused_by_name(
         plan_models(config)
     for fragment in [f"--target {folder}", *fragments]:
         assert fragment in str(error.value)
-
-
-def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(
-    options: dict[str, Any], no_models: None, folder: Path, tmp_path: Path
-) -> None:
-    rewrite(folder, in_channels, {"quant_method": "bitsandbytes"})
-    ended = run_here(**(options | {"draft": folder}), output=tmp_path / "run")
-    refused(ended, f"--draft {folder} is quantised (config.json declares bitsandbytes)")
 
 
 @pytest.mark.parametrize(
