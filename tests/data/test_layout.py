@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data.file_names import DATA_PATTERN
 from specdist.data.run.manifest import MAX_SHARDS, ROWS_PER_SHARD, Manifest, ShardPlan
-from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import shard_table
 from specdist.data.stats.shard import Stats
@@ -59,12 +57,6 @@ def test_a_run_of_more_shards_that_an_earlier_version_wrote_is_refused(folder: R
     folder.manifest_path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"of a run of 1001 shards, written by an earlier specdist"):
         RunFolder(folder.path).missing_shards()
-
-
-def test_in_the_order_of_their_paths_the_rows_are_in_input_order(folder: RunFolder) -> None:
-    paths = sorted(folder.path.glob(DATA_PATTERN))
-    assert [read_columns(path, ["row_id"])["row_id"][0].as_py() for path in paths] == [0, 1, 2, 3, 4, 5]
-    assert not list(folder.path.glob("parts/*"))
 
 
 def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:

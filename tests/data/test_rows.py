@@ -10,11 +10,6 @@ from specdist.data.stats.rows import RowResult, shard_table
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
 
-def test_mean_acceptance_length_counts_the_bonus_token():
-    assert row_result(num_spec_steps=4, num_accepted_draft_tokens=6).mean_acceptance_length == 2.5
-    assert row_result(num_spec_steps=0, num_accepted_draft_tokens=0).mean_acceptance_length is None
-
-
 def test_a_result_survives_one_line_of_json():
     rng = random.Random(0)
     for text in STRANGE_TEXT + [random_text(rng) for _ in range(500)]:
