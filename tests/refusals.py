@@ -1,21 +1,13 @@
-"""Which refusals (:class:`UserError`) of the package tests raise.
-
-    python -m tests.refusals specdist/data specdist/config -- tests/data tests/config -n 0
-
-runs tests in this process and prints the places in these files where a refusal is made and none of the tests
-made one.
-"""
+"""Which refusals (:class:`UserError`) of the package tests raise."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import specdist
 from specdist.utils.errors import UserError
@@ -55,18 +47,3 @@ def recorded() -> Iterator[set[Place]]:
         yield made
     finally:
         UserError.__init__ = former  # type: ignore[method-assign]
-
-
-def main(arguments: Sequence[str]) -> int:
-    split = arguments.index("--")
-    modules = [str(Path(module).resolve().relative_to(PACKAGE)) for module in arguments[:split]]
-    with recorded() as made:
-        code = pytest.main([*arguments[split + 1 :], "-p", "no:randomly"])
-    for (file, line), text in sorted(places(*modules).items()):
-        if (file, line) not in made:
-            sys.stdout.write(f"{file}:{line}: {text}\n")
-    return int(code)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -31,52 +31,49 @@ MISTAKES = {
     "train-demo": ["--output", "run", "--max_seconds", "0"],
 }
 STOPPED = "raise KeyboardInterrupt"
+# For each command line of those in the last argument: the exit code, the output, and what was imported.
 SCRIPT = """
-import sys
+import contextlib, io, json, sys
 from specdist.cli import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as ended:
-    code = ended.code
-print("heavy:", *sorted({heavy} & set(sys.modules)))
-sys.exit(code)
+for words in json.loads(sys.argv[1]):
+    said, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told):
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([code or 0, said.getvalue(), told.getvalue(), sorted({heavy} & set(sys.modules))]))
 """
 
 
-def run_alone(*words: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
-    """A command in an interpreter of its own, whose last line on stdout names what was imported."""
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=REPOSITORY,
-        env={**os.environ, "RANK": str(rank)},
-    )
+def run_alone(*lines: list[str], rank: int = 0) -> list[tuple[int, str, str, list[str]]]:
+    """The commands in an interpreter of their own."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("{heavy}", repr(HEAVY)), json.dumps(lines)],
+        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**os.environ, "RANK": str(rank)},
+        check=True,
+    )  # fmt: skip
+    return [tuple(json.loads(line)) for line in ended.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_imports_nothing_heavy(name: str) -> None:
-    ended = run_alone(name, "--help")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("usage: ")
-    assert ended.stdout.splitlines()[-1] == "heavy:", ended.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_mistake_is_reported_before_anything_heavy_is_imported(name: str) -> None:
-    ended = run_alone(name, *MISTAKES[name])
-    assert ended.returncode == 2
-    assert ended.stdout == "heavy:\n"
-    assert "error: " in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
+def test_help_and_mistakes_import_nothing_heavy() -> None:
+    """All in one interpreter: what one command imports is there from then on."""
+    found = run_alone(*([name, "--help"] for name in COMMANDS))
+    for name, (code, stdout, stderr, heavy) in zip(COMMANDS, found, strict=True):
+        assert (code, heavy) == (0, []) and stdout.startswith("usage: "), (name, stderr)
+    found = run_alone(*([name, *MISTAKES[name]] for name in COMMANDS))
+    for name, (code, stdout, stderr, heavy) in zip(COMMANDS, found, strict=True):
+        assert (code, stdout, heavy) == (2, "", []), (name, stderr)
+        assert "error: " in stderr.splitlines()[-1] and "Traceback" not in stderr
 
 
 def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
     """Every rank finds it; only rank 0 prints it."""
-    told = run_alone("generate", *MISTAKES["generate"]).stderr
+    words = ["generate", *MISTAKES["generate"]]
+    [(_, _, told, _)] = run_alone(words)
     assert told == "error: --temperatur is not an option: did you mean --temperature?\n"
-    other = run_alone("generate", *MISTAKES["generate"], rank=1)
-    assert (other.returncode, other.stderr) == (2, "")
+    [(code, _, told, _)] = run_alone(words, rank=1)
+    assert (code, told) == (2, "")
 
 
 @pytest.mark.parametrize(
@@ -160,17 +157,14 @@ def test_ranks_end_at_once_with_their_exit_code() -> None:
         assert found.stderr == ("interrupted\n" if ended == STOPPED else "")
 
 
-def test_it_is_installed_as_a_command() -> None:
+def test_the_installed_command_runs_as_it_is_typed() -> None:
+    """Its parsers know the program's name, and the exit code of a rank is that of its command."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     assert '[project.scripts]\nspecdist = "specdist.cli:main"\n' in text
-
-
-def test_the_installed_command_runs_as_it_is_typed(tmp_path: Path) -> None:
-    """Its parsers know the program's name, and the exit code of a rank is that of its command."""
-    command = [sys.executable, "-m", "specdist.cli"]
-    shown = subprocess.run([*command, "show", "--help"], capture_output=True, text=True, cwd=REPOSITORY)
-    assert shown.returncode == 0 and shown.stdout.startswith("usage: specdist show [-h]")
-    refused = subprocess.run([*command, "generate", "--seed", "x"], capture_output=True, cwd=REPOSITORY)
-    assert refused.returncode == 2
-    status = subprocess.run([*command, "status", str(tmp_path)], capture_output=True, cwd=REPOSITORY)
-    assert status.returncode == 2 and b"is not the folder of a run" in status.stderr
+    for words, code, begin in (
+        (["show", "--help"], 0, "usage: specdist show [-h]"),
+        (["generate", "--seed", "x"], 2, "error: --seed: invalid int value: 'x'"),
+    ):
+        command = [sys.executable, "-m", "specdist.cli", *words]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        assert ended.returncode == code and (ended.stdout + ended.stderr).startswith(begin)

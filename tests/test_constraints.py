@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from tests.ranks import REPOSITORY
 
@@ -61,19 +59,6 @@ def test_every_dependency_is_pinned_to_a_version_that_the_project_allows() -> No
         assert requirement.specifier.contains(specifier.version), (requirement, pinned[name])
         seen.add(name)
     assert len(seen) > 20
-
-
-@pytest.mark.skipif(tomllib is None, reason="Python 3.10 reads no TOML")
-def test_the_oldest_that_is_allowed_has_been_tried() -> None:
-    """As the head of the constraints says, with what came of it."""
-    head = (REPOSITORY / "jobs" / CUDA).read_text(encoding="utf-8").split("\ntorch==")[0]
-    tried = re.findall(r"^# torch==(\S+) transformers==(\S+), .* passed", head, re.MULTILINE)
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
-    for name, versions in zip(("torch", "transformers"), zip(*tried, strict=True), strict=True):
-        (bound,) = wanted[name]
-        oldest = min(map(Version, versions))
-        assert bound.operator == ">=" and oldest.release[:2] == Version(bound.version).release
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

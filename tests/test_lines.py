@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -54,20 +53,6 @@ def test_a_round_is_what_defines_its_names_and_names_that_are_gone_are_told() ->
     assert "DraftWorker" in report(Tree(TEXTS), None).split("too few: ")[1]
 
 
-def test_budgets_and_changes_are_shown() -> None:
-    """Of this tree, against one without a room and with another."""
-    here = tree_here()
-    texts = {path: text for path, text in here.texts.items() if not path.startswith("specdist/utils/")}
-    before = Tree(texts | {"specdist/attic/old.py": "1\n2\n"})
-    shown = report(here, before).splitlines()
-    [package] = [line.split() for line in shown if line.startswith("package lines")]
-    assert int(package[2].replace(",", "")) == here.lines("specdist/") > 30_000
-    assert package[3] == f"{REACHED.package_lines:,}"
-    rooms = {line.split()[0]: line.split()[1:] for line in shown if line}
-    assert rooms["attic"] == ["0", "0", "-2"] and len(rooms["engine"]) == 2
-    assert rooms["utils"][2] == f"+{here.lines('specdist/utils/'):,}"
-
-
 def test_what_is_over_its_budget_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,16 +65,3 @@ def test_what_is_over_its_budget_fails_the_check(
     assert "options: " in capsys.readouterr().err
     monkeypatch.setattr(lines, "REACHED", tree_here().sizes())
     assert lines.main(["--check"]) == 0
-
-
-def test_a_tree_without_git_and_an_unknown_commit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        lines.main(["--with", "no-such-commit"])
-    assert ended.value.code == 2 and "--with no-such-commit: " in capsys.readouterr().err
-    assert lines.main(["--with", "HEAD"]) == 0
-    assert "package lines" in capsys.readouterr().out
-    monkeypatch.setattr(lines, "REPOSITORY", tmp_path)
-    assert lines.main([]) == 0
-    assert "nothing is counted" in capsys.readouterr().out

@@ -16,17 +16,12 @@ from tests.mutants import __main__ as command
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import REPOSITORY, Mutant, Place, definitions, read_sources
 
-# Faults that would silently bias or lose output, each noticed by a test of its own: planted in every run.
-PLANTED = (
-    "recovered-token-drawn-from-targets-whole-distribution",
-    "accepted-candidates-are-appended-during-the-next-pass",
-    "page-known-by-own-tokens-alone",
-)
+# A fault that would silently bias output, planted in every run.
+PLANTED = "recovered-token-drawn-from-targets-whole-distribution"
 TIMEOUT_S = 280
 
-# A mutant that changes nothing, one that never ends, one that is noticed, and one whose tests do not end the
-# first time.
-FOUR = """
+# A mutant that changes nothing, one that never ends, and one that is noticed.
+THREE = """
 import sys
 from tests.mutants import __main__ as command
 from tests.mutants.mutant import Mutant
@@ -38,9 +33,6 @@ command.MUTANTS = (
     of("harmless", "pages", "No tensors.", "No tensors!"),
     of("endless", "PageTable.num_pages_for", "return -(-length // self.page_size)", "while True: pass"),
     of("noticed", "PageTable.num_pages_for", "-(-length // self.page_size)", "length // self.page_size"),
-    of("delayed", "PageTable.num_pages_for", "return -(-length // self.page_size)",
-       f"import pathlib, time; mark = pathlib.Path({sys.argv[1]!r}); "
-       "mark.exists() or (mark.touch(), time.sleep(1000)); return length // self.page_size"),
 )
 command.import_libraries = lambda: None
 command.LEAST_LIMIT_S = 2
@@ -60,7 +52,7 @@ def test_there_are_mutants_of_every_kind() -> None:
     names = [mutant.name for mutant in MUTANTS]
     assert len(names) == len(set(names)) >= 40
     assert not [name for name in names if " " in name], "a name is one word of a command line"
-    assert set(PLANTED) <= {mutant.name for mutant in MUTANTS if mutant.is_dangerous}
+    assert PLANTED in {mutant.name for mutant in MUTANTS if mutant.is_dangerous}
 
 
 def _meaning(path: Path, text: str) -> str:
@@ -130,18 +122,15 @@ def test_a_mutant_is_found_by_what_holds_its_text_wherever_that_is(tmp_path: Pat
         place("LIMIT", "1")
 
 
-def test_survivors_and_endless_mutants_are_noticed_and_reported(tmp_path: Path) -> None:
-    done = run("-c", FOUR, str(tmp_path / "mark"))
+def test_survivors_and_endless_mutants_are_noticed_and_reported() -> None:
+    done = run("-c", THREE)
     lines = done.stdout.splitlines()
-    assert json.loads(lines[-1]) == {"planted": 4, "killed": 3, "survivors": ["harmless"]}, done
+    assert json.loads(lines[-1]) == {"planted": 3, "killed": 2, "survivors": ["harmless"]}, done
     assert done.returncode == 1
-    names = ("harmless", "endless", "noticed", "delayed")
+    names = ("harmless", "endless", "noticed")
     fates = {name: line for line in lines for name in names if f"  {name}:" in line}
     assert "SURVIVES" in fates["harmless"] and "time-out" in fates["endless"]
     assert "killed by tests/models/cache/test_pages.py::" in fates["noticed"]
-    assert "killed by tests/models/cache/test_pages.py::" in fates["delayed"], (
-        "a time-out counts only when it comes again"
-    )
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,10 +140,10 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_dangerous_ones_are_noticed() -> None:
+def test_a_dangerous_one_is_noticed() -> None:
     """``python -m tests.mutants`` plants all others too. The suite itself runs the tests on sound code."""
-    done = run("-m", "tests.mutants", "--skip_sound", "--only", *PLANTED)
+    done = run("-m", "tests.mutants", "--skip_sound", "--only", PLANTED)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result == {"planted": len(PLANTED), "killed": len(PLANTED), "survivors": []}
+    assert result == {"planted": 1, "killed": 1, "survivors": []}
     assert "time-out" not in done.stdout and "collection" not in done.stdout, done.stdout

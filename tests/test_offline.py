@@ -138,8 +138,6 @@ def test_what_is_there_is_used_and_the_rest_comes_from_the_folder(clone: Path, t
     assert "installed: deepspeed 0.19.8, numpy 2.4.6 (there: 1.26.0)\n" in ended.stdout
     assert "torch 2.12.0 sees no GPU: none is there" in ended.stdout
     assert sorted(site.rglob("*.py")) == before
-    again = run(clone / "jobs/offline.sh", "install", packed, PYTHON=image / "bin/python")
-    assert again.returncode == 0 and "installing" not in again.stdout
 
 
 def test_markers_are_those_of_the_node_s_python(clone: Path, tmp_path: Path) -> None:
@@ -153,10 +151,7 @@ def test_markers_are_those_of_the_node_s_python(clone: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_packed_is_refused(clone: Path, tmp_path: Path) -> None:
-    ended = pack(clone, tmp_path / "new", "--cuda", "cu126")
-    assert ended.returncode == 1
-    assert "torch==2.13.0+cu126" in ended.stderr and "PIP_EXTRA_INDEX_URL" in ended.stderr
-    ended = pack(clone, tmp_path / "new")
+    ended = pack(clone, clone)
     assert ended.returncode == 1 and "is not empty" in ended.stderr
     ended = pack(clone, tmp_path / "other", "--cuda", "12.6")
     assert ended.returncode == 1 and "--cuda 12.6 is not understood" in ended.stderr

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, parse_arguments
+from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.lab.demo.config import PairConfig
 from specdist.lab.plan.options import PlanConfig
@@ -75,30 +73,6 @@ def test_nothing_is_created_for_a_url(url: str, tmp_path: Path, monkeypatch: pyt
     assert sorted(tmp_path.iterdir()) == [file]
 
 
-def test_what_is_not_a_url_is_a_path() -> None:
-    config = parse_generate_config([*RUN, "--stop", "http://", "--output", "runs/s3:/odd", "--target", "a/b"])
-    assert (config.stop, config.output, config.target) == (["http://"], "runs/s3:/odd", "a/b")
-    assert local_path("a:b//c") == Path("a:b//c")
-
-
-@pytest.mark.parametrize(
-    ("job", "arguments"),
-    [
-        ("merge.py", ["run", "--output", "s3://b/x.arrow"]),
-        ("report.py", ["run", "--folder", "s3://b"]),
-    ],
-)
-def test_jobs_with_a_parser_of_their_own_refuse_urls_too(
-    job: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [job, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "jobs" / job), run_name="__main__")
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "s3://b" in told and "is a URL, but here specdist reads and writes local files only" in told
-
-
 def test_extras_are_installed_from_the_checkout() -> None:
     """The public index has another package of this name. pip finds a project's own extras in the checkout."""
     files = [
@@ -111,31 +85,3 @@ def test_extras_are_installed_from_the_checkout() -> None:
     for path in [*files, REPOSITORY / "README.md"]:
         found = re.findall(r"pip install '?specdist.*|\bspecdist\[.*", path.read_text(encoding="utf-8"))
         assert not found, f"{path}: {found}"
-
-
-@pytest.mark.parametrize(
-    ("job", "arguments"),
-    [
-        ("evaluate.py", ["nowhere", "--task", "gsm8k"]),
-        ("plan.py", ["--target", "7b", "--gpu", "abacus"]),
-        ("report.py", ["nowhere"]),
-        ("show.py", ["nowhere"]),
-        ("merge.py", ["nowhere", "--output", "x.arrow"]),
-        ("status.py", ["nowhere"]),
-        ("train_head.py", ["--kind", "acceptance", "--data", "nowhere", "--output", "x"]),
-    ],
-)
-def test_every_job_ends_with_exit_code_2_for_a_mistake_of_its_user(
-    job: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    """As the README says, so that a script can tell it from a failure."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [job, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "jobs" / job), run_name="__main__")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")

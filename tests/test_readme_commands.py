@@ -7,7 +7,6 @@ short. What cannot be run here is named below, with the test that runs it.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -27,7 +26,7 @@ import yaml
 from specdist.cli import collect, distill, generate
 from specdist.config.generate import parse_generate_config
 from tests.job.launching import run_here
-from tests.job.pair import build_pair
+from tests.job.pair import Pair
 from tests.ranks import REPOSITORY
 from tests.readme import Command, blocks, commands, workspace_of
 
@@ -39,54 +38,24 @@ SHORT = {
     "jobs/distill.py": [*ON_CPU, "--epochs", "1", "--prompt_rows", "2"],
     "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
 }
-# What is in a command that is not run here: why, and the tests that run it or its parts.
+# What is in a command that is not run here, and why; other tests run it or its parts.
 ELSEWHERE = {
-    "jobs/demo.sh": (
-        "installs, and trains for minutes",
-        ["tests/lab/demo/test_pair.py::test_models_load_and_share_one_tokenizer",
-         "tests/lab/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
-         "tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
-    ),
-    "jobs/benchmark.py": (
-        "starts a process for every engine",
-        ["tests/lab/test_benchmark.py::test_every_engine_is_measured_on_the_same_rows"],
-    ),
-    "jobs/offline.sh": (
-        "downloads gigabytes",
-        ["tests/test_offline.py::test_what_is_there_is_used_and_the_rest_comes_from_the_folder"],
-    ),
-    "tests/run.sh": (
-        "runs this test",
-        ["tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
-    ),
-    "slurm/run.sh": (
-        "needs a cluster, of which the tests start a small one",
-        ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
-         "tests/slurm/test_run.py::test_replicas_on_several_nodes"],
-    ),
-    "--emulate": (
-        "measures for minutes",
-        ["tests/lab/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",
-         "tests/lab/emulation/test_modes.py::test_every_mode_emits_the_targets_own_tokens"],
-    ),
-    "s3://": (
-        "needs a bucket, of which the tests start a server",
-        ["tests/job/test_buckets.py::test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder"],
-    ),
-    "jobs/evaluate.py": (
-        "wants prompts with answers",
-        ["tests/results/evaluate/test_readme.py::test_every_command_of_the_section_runs",
-         "tests/results/evaluate/test_readme.py::test_prompts_of_the_harness_are_generated_and_scored"],
-    ),
-}  # fmt: skip
+    "jobs/demo.sh": "installs, and trains for minutes (tests/lab/demo)",
+    "jobs/benchmark.py": "starts a process for every engine (tests/lab/test_benchmark.py)",
+    "jobs/offline.sh": "downloads gigabytes (tests/test_offline.py)",
+    "tests/run.sh": "runs this test",
+    "slurm/run.sh": "needs a cluster, of which the tests start a small one (tests/slurm)",
+    "--emulate": "measures for minutes (tests/lab/emulation)",
+    "s3://": "needs a bucket, of which the tests start a server (tests/job/test_buckets.py)",
+    "jobs/evaluate.py": "wants prompts with answers (tests/results/evaluate/test_readme.py)",
+}
 COMMANDS = commands()
 RUN_HERE = [command for command in COMMANDS if not any(part in command.line for part in ELSEWHERE)]
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a finished run of four shards, ``runs/finished`` and ``runs/mine``."""
-    pair = build_pair(tmp_path_factory.mktemp("pair"))
     path = workspace_of(tmp_path_factory.mktemp("readme"))
     rows = pa.ipc.open_file(pair.prompts).read_all()
     for name in ("prompts", "train"):
@@ -184,16 +153,11 @@ def launches(command: Command) -> bool:
     return parsed.training_script == command.script and (REPOSITORY / parsed.config_file).is_file()
 
 
-@pytest.mark.parametrize("part", ELSEWHERE)
-def test_what_is_run_elsewhere_is_there(part: str) -> None:
-    """Each exception names tests that exist; and nothing is excepted that the README does not have."""
-    assert any(part in command.line for command in COMMANDS)
-    reason, tests = ELSEWHERE[part]
-    assert reason and tests
-    for test in tests:
-        path, name = test.split("::")
-        functions = ast.parse((REPOSITORY / path).read_text()).body
-        assert name in {node.name for node in functions if isinstance(node, ast.FunctionDef)}, test
+def test_what_is_run_elsewhere_is_there() -> None:
+    """Nothing is excepted that the README does not have; and the tests that are named exist."""
+    for part, why in ELSEWHERE.items():
+        assert any(part in command.line for command in COMMANDS), part
+        assert all((REPOSITORY / path).exists() for path in re.findall(r"tests/[\w/]+(?:\.py)?", why)), part
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,8 @@ from specdist.utils.errors import UserError
 from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
 
 # Written out, billions of values.
-ALIAS_BOMB = (
-    "seed: ["
-    + "".join(f"&a{level} [" for level in range(12))
-    + "x"
-    + "".join(
-        f", {', '.join([f'*a{level + 1}'] * 9) if level < 11 else 'x'}]" for level in reversed(range(12))
-    )
-    + "]"
-)
+LEVELS = [f"&a{level} [{', '.join([f'*a{level - 1}'] * 9 if level else ['x'])}]" for level in range(12)]
+ALIAS_BOMB = f"seed: [{', '.join(LEVELS)}]"
 
 
 def parsed(*arguments: str) -> GenerateConfig:
@@ -80,30 +73,16 @@ def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path
     ]
 
 
-def test_single_texts_are_what_the_file_says(tmp_path: Path) -> None:
-    for text in WRITTEN[:-1]:
-        found = from_file(
-            tmp_path, f"messages_column: m\nsystem_prompt: {text}\nregex: {text}", *COMMAND_LINE
-        )
-        assert (found.system_prompt, found.regex) == (text, text)
-    assert from_file(tmp_path, "overlap: synchronous\nstop: no", *COMMAND_LINE).stop == ["no"]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ("stop: [a, null]", "line 1: stop has null, which is nothing in YAML: write it in quotes"),
         ("seed: 1\nchoices:\n- a\n-\n", "line 4: choices has an item without a value, which is nothing in"),
-        ("bad_words: [~]", "line 1: bad_words has ~, which is nothing in YAML: write it in quotes"),
         (
             "\nmax_new_tokens: 012",
             "line 2: max_new_tokens is 012, which is 10 in YAML: write it as a decimal",
         ),
         ("seed: 12:30", "line 1: seed is 12:30, which is 750 in YAML: write it as a decimal number"),
-        (
-            "temperature: 1:30.5",
-            "line 1: temperature is 1:30.5, which is 90.5 in YAML: write it as a decimal",
-        ),
     ],
 )
 def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
@@ -129,35 +108,6 @@ def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, 
         from_file(tmp_path, values)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tempurature", "1"], "--tempurature is not an option: did you mean --temperature?"),
-        (["word"], "word is not an option: a value without an option"),
-        (["--top-k", "x"], "--top_k: invalid int value: 'x'"),
-        (["--seed"], "--seed: expected one argument"),
-    ],
-)
-def test_an_unknown_option_is_reported_in_one_line(arguments: list[str], message: str) -> None:
-    """It names the nearest option and leaves out the usage, which is pages long."""
-    with pytest.raises(UserError) as error:
-        parsed(*arguments)
-    assert str(error.value) == message
-
-
-def test_the_help_has_titled_groups_and_prints_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        parsed("--help", "all")
-    assert end.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    titles = ["Run:", "Prompts:", "Models:", "Speculation:", "Sampling:", "Batch:",
-              "Options of single policies:", "Rarely needed:"]  # fmt: skip
-    assert [text.index(title) for title in titles] == sorted(text.index(title) for title in titles)
-    for name in (item.name for item in dataclasses.fields(GenerateConfig)):
-        assert text.count(f"--{name} ") >= 1, name
-    assert "(default: None)" not in text and "default 20) (default" not in text
-
-
 def test_the_short_help_has_the_main_options_on_one_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,14 +126,11 @@ def test_the_short_help_has_the_main_options_on_one_screen(
 @pytest.mark.parametrize(
     ("values", "fragment"),
     [
-        ("- a\n- b", "must be a mapping"),
         ("", "must be a mapping"),
-        ("a: [", "cannot be read"),
         (NEEDED | {"seed": {"value": 1}}, "seed must be one plain value"),
-        (NEEDED | {"target": ["a", "b"]}, "target must be one plain value"),
         (NEEDED | {"config": "other.yaml"}, "cannot name another one"),
         ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
+        ("[" * 10_000, "cannot be read"),
         (ALIAS_BOMB, "seed must be one plain value"),
         (ALIAS_BOMB.replace("seed: [", "stop: [a, "), "stop must be one plain value"),
     ],
@@ -193,14 +140,6 @@ def test_a_file_that_is_not_a_flat_mapping_is_refused(tmp_path: Path, values: An
     with pytest.raises(UserError, match=fragment) as error:
         from_file(tmp_path, values)
     assert str(tmp_path) in str(error.value)
-
-
-def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
-    """--config is a path that a user has typed."""
-    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
-    for name in ("config.yaml", "missing.yaml"):
-        with pytest.raises(UserError, match=f"{name} cannot be read"):
-            parse_generate_config(["--config", str(tmp_path / name)])
 
 
 @pytest.mark.parametrize(
@@ -251,14 +190,6 @@ def test_a_pass_must_have_room_for_a_block() -> None:
 def test_sizes_are_read_as_written(text: str, num_bytes: int) -> None:
     """A GB is not a GiB."""
     assert config(cache_memory=text).cache_bytes() == num_bytes
-
-
-def test_prompt_and_messages_columns_exclude_each_other_and_prompt_is_the_default() -> None:
-    """A job that read the wrong one of two columns would run to its end."""
-    assert config().prompt_column == "prompt"
-    assert config(messages_column="chat").prompt_column is None
-    with pytest.raises(UserError, match="--prompt_column text and --messages_column chat exclude"):
-        config(prompt_column="text", messages_column="chat")
 
 
 @pytest.mark.parametrize("draft", [None, "none", ""])

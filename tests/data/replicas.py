@@ -27,14 +27,13 @@ class Clock:
 class Member:
     """A member without a thread: it beats when the test calls it."""
 
-    def __init__(self, output: Path, name: str, *, start: float = 0.0, is_visible: bool = False) -> None:
+    def __init__(self, output: Path, name: str, *, start: float = 0.0) -> None:
         self.clock = Clock(start)
         self.membership = Membership(
             output, silent_after_s=SILENT_AFTER_S, clock=self.clock, sleep=self.clock.sleep, name=name
         )
-        if not is_visible:
-            beat = self.membership.heartbeat._beat
-            beat.process = replace(beat.process, machine=f"machine of {name}")
+        beat = self.membership.heartbeat._beat
+        beat.process = replace(beat.process, machine=f"machine of {name}")
         self.membership.create_folder()
         self.beat()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,14 +51,12 @@ class Quiet(WSGIRequestHandler):
 
 
 class S3Server:
-    """``requests``: counted by method. ``ignores_conditions``: as servers did before they had conditional
-    writes."""
+    """``ignores_conditions``: as servers did before they had conditional writes."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self.fault: Fault = lambda method, path: None
-        self.requests: Counter[str] = Counter()
         self.ignores_conditions = False
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
         self._server.daemon_threads = True
@@ -82,7 +79,6 @@ class S3Server:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         environ["wsgi.input"] = io.BytesIO(_body(environ))
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        self.requests[method] += 1
         failure = self.fault(method, f"{path}?{environ.get('QUERY_STRING', '')}")
         if failure is not None:
             time.sleep(failure.seconds)

@@ -43,29 +43,6 @@ def test_the_content_is_complete_and_durable_before_it_gets_its_name(tmp_path, m
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    def write(file):
-        file.write(b"ne")
-        if failing == "write":
-            fail()
-
-    if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    if failing == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, write)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_file_that_was_tidied_away_before_it_had_its_name_is_written_again(tmp_path):
     """A replica may be paused for so long that another one takes it for dead."""
     num_written = 0
@@ -115,27 +92,6 @@ def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
         patch.setattr(os, "link", link)
         assert publish(first, tmp_path / "a")
     assert not publish(second, tmp_path / "a")
-
-
-def test_of_many_processes_that_publish_one_succeeds(tmp_path):
-    """Processes, not threads: only the file system arbitrates."""
-    code = (
-        "import sys; from pathlib import Path; from specdist.data.store.files import publish, write_durably; "
-        "folder, me = Path(sys.argv[1]), sys.argv[2]; names = [folder / str(n) for n in range(200)]; "
-        "own = [name.with_suffix(f'.{me}.tmp') for name in names]; "
-        "[path.write_text(me) for path in own]; "
-        "print(sum(publish(path, name) for path, name in zip(own, names)))"
-    )
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
-        )
-        for number in range(3)
-    ]
-    wins = [int(racer.communicate()[0]) for racer in racers]
-    assert sum(wins) == 200
-    winners = [(tmp_path / str(number)).read_text() for number in range(200)]
-    assert [winners.count(str(racer)) for racer in range(3)] == wins
 
 
 def raising(error):

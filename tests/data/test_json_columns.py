@@ -161,25 +161,6 @@ def test_a_null_in_a_struct_is_an_absent_key_but_for_the_content(tmp_path: Path)
     assert shard_of(prompts).column("messages").type == table.column("messages").type
 
 
-NULLS = {"refusal": None, "function_call": None, "name": None}
-
-
-@pytest.mark.parametrize("form", ["jsonl", "arrow"])
-def test_fields_that_are_null_in_every_message_mean_nothing(tmp_path: Path, form: str) -> None:
-    num_messages = 2
-    chats = [[{"role": "user", "content": f"{row}é", **NULLS}] * num_messages for row in range(3)]
-    path = tmp_path / f"a.{form}"
-    if form == "jsonl":
-        written(path, [{"messages": chat} for chat in chats])
-    else:
-        with pa.ipc.new_file(path, pa.table({"messages": chats}).schema) as writer:
-            writer.write_table(pa.table({"messages": chats}))
-    prompts = opened(path)
-    assert prompts.prompt(1) == [{"role": "user", "content": "1é"}] * num_messages
-    assert prompts.sizes([0, 1, 2]) == [7 * num_messages] * 3
-    assert shard_of(prompts).column("messages").to_pylist() == chats
-
-
 def test_a_value_of_a_json_column_that_cannot_be_used_costs_its_row_alone(tmp_path: Path) -> None:
     texts = ['"good"', "5", "{", None, '"\\ud800"', '""']
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts))

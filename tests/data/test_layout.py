@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 
-from specdist.data.file_names import DATA_PATTERN
-from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import MAX_SHARDS, ROWS_PER_SHARD, Manifest, ShardPlan
-from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import shard_table
 from specdist.data.stats.shard import Stats
@@ -54,35 +50,7 @@ def test_more_shards_than_a_folder_bears_are_refused_unless_their_size_is_left_o
     assert ShardPlan.of(3000, 3).num_shards == MAX_SHARDS
 
 
-def test_in_the_order_of_their_paths_the_rows_are_in_input_order(folder: RunFolder) -> None:
-    paths = sorted(folder.path.glob(DATA_PATTERN))
-    assert [read_columns(path, ["row_id"])["row_id"][0].as_py() for path in paths] == [0, 1, 2, 3, 4, 5]
-    assert not list(folder.path.glob("parts/*"))
-
-
 def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:
     assert total_of(folder, range(6)).stats.num_completion_tokens == 15
     assert total_of(folder, range(6)).num_rows == 6
     assert total_of(folder, [0, 1, 3, 4, 5]).stats.num_completion_tokens == 13
-
-
-def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path) -> None:
-    clock = itertools.count().__next__
-    first, second, third = (
-        Membership(tmp_path, silent_after_s=60.0, name=name, clock=clock) for name in ("a", "b", "c")
-    )
-    first.join()
-    with first.setup():
-        assert not first.another_has_tidied()
-    second.join()
-    with second.setup():
-        assert second.another_has_tidied()
-    first.leave()
-    third.join()
-    with third.setup():
-        assert not third.another_has_tidied()
-    with second.setup():
-        assert second.another_has_tidied()
-    for membership in (third, second):
-        membership.leave()
-    assert not list(tmp_path.glob("leases/*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -216,68 +215,8 @@ def test_the_heartbeat_thread_beats_until_it_is_stopped(tmp_path):
     assert not path.exists()
 
 
-def test_random_steps_of_replicas_never_give_one_lease_to_two(tmp_path, monkeypatch):
-    """Four replicas that take, work, pause, give back and die at random: no two ever hold a lease that is in
-    force, and generations only grow."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    rng = random.Random(0)
-    replicas = [Member(tmp_path, f"replica{number}", start=100.0 * number) for number in range(4)]
-    held: dict[int, Lease] = {}
-    paused_until = [0] * 4
-    highest = num_taken_over = 0
-    for step in range(2000):
-        number = rng.randrange(4)
-        replica = replicas[number]
-        for other in replicas:
-            other.clock.now += rng.random()
-        if rng.random() < 0.02:
-            paused_until[number] = step + rng.randrange(200)
-        if step < paused_until[number]:
-            continue
-        action = rng.choice(["beat", "beat", "take", "take", "release", "is_held"])
-        if action == "beat":
-            replica.beat()
-        elif action == "take" and number not in held:
-            lease = replica.take(NAME)
-            if lease is not None:
-                assert lease.generation > highest
-                highest = lease.generation
-                num_taken_over += bool(held)
-                held[number] = lease
-        elif action == "release" and number in held:
-            was_held = replica.leases.is_held(held[number])
-            replica.leases.release(held.pop(number))
-            highest += was_held
-        elif action == "is_held" and number in held and not replica.leases.is_held(held[number]):
-            del held[number]
-        in_force = [lease for owner, lease in held.items() if replicas[owner].leases.is_held(lease)]
-        assert len(in_force) <= 1
-    assert num_taken_over > 10
-
-
 def test_the_setup_of_a_dead_replica_is_taken_over(first, second):
     entered = first.membership.setup()
     entered.__enter__()
     with second.membership.setup():
         assert second.clock.now >= 5 + SILENT_AFTER_S
-
-
-def test_a_living_replica_is_found_and_an_ended_one_is_not(tmp_path, first, second):
-    real_sleep = second.clock.sleep
-
-    def sleep(seconds):
-        real_sleep(seconds)
-        first.beat()
-
-    second.membership._sleep = sleep
-    assert second.membership.find_another() == str(Process.current())
-    second.membership._sleep = real_sleep
-    assert second.membership.find_another() is None
-    assert second.clock.now > SILENT_AFTER_S
-    # On the same machine a look is enough.
-    third = Member(tmp_path, "third", is_visible=True)
-    now = second.clock.now
-    third_seen = second.membership
-    first.membership.leave()
-    assert third_seen.find_another() == str(Process.current()) and second.clock.now == now
-    assert third.membership.others() == ["second"]

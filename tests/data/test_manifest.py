@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from specdist.data.run.manifest import FORMAT_VERSION, Manifest, ShardPlan, check_same
@@ -16,12 +14,6 @@ def test_shards_cover_every_row_once_and_in_order():
             assert [row for start, stop in bounds for row in range(start, stop)] == list(range(num_rows))
             assert all(stop - start == rows_per_shard for start, stop in bounds[:-1])
             assert bounds[-1][1] > bounds[-1][0]
-
-
-def test_a_shard_outside_of_the_plan_is_refused():
-    for shard in (-1, 3):
-        with pytest.raises(IndexError, match=f"shard {shard} is not one of 3"):
-            ShardPlan(5, 2).bounds(shard)
 
 
 def test_a_manifest_survives_its_file(tmp_path):
@@ -57,23 +49,5 @@ def test_a_newer_format_is_refused(tmp_path):
     Manifest(fingerprint={}, format_version=FORMAT_VERSION + 1).write(path)
     with pytest.raises(
         UserError, match=r"has format version 2.*knows up to 1: update specdist, or use another"
-    ):
-        Manifest.read(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        json.dumps({"format_version": "1", "fingerprint": {}, "info": {}}).encode(),
-    ],
-)
-def test_an_invalid_manifest_is_refused(tmp_path, content):
-    path = tmp_path / "manifest.json"
-    path.write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"manifest.json is not a readable manifest of a run.*another --output"
     ):
         Manifest.read(path)

@@ -21,17 +21,6 @@ def set_up(member: Membership) -> None:
         pass
 
 
-def test_the_last_to_leave_removes_the_setup(tmp_path: Path) -> None:
-    first, second = Member(tmp_path, "first"), Member(tmp_path, "second")
-    set_up(first.membership)
-    set_up(second.membership)
-    assert "setup.00004" in names(tmp_path)
-    first.membership.leave()
-    assert names(tmp_path) == ["second.beat", "setup.00004"]
-    second.membership.leave()
-    assert names(tmp_path) == []
-
-
 def test_a_setup_that_another_replica_has_begun_stays(tmp_path: Path) -> None:
     """The other holds the lease, or has just looked at it, or has just come."""
     for moment in ("holds", "comes"):

@@ -153,14 +153,3 @@ def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(many: RunFo
         assert not output.exists()
     rewrite(many, shard)
     assert merge_run(many, output) == 2 * NUM_SHARDS
-
-
-def test_a_shard_with_other_columns_than_the_first_is_named(many: RunFolder, tmp_path: Path) -> None:
-    table = pa.ipc.open_file(many.data_path(7)).read_all()
-    for path in many.paths(7).needed:
-        path.unlink()
-    many.finish_shard(7, table.drop_columns(["reference"]), shard_stats(0).to_json())
-    with pytest.raises(
-        UserError, match=r"shard-00007.arrow does not have the columns of .*shard-00000.arrow"
-    ):
-        merge_run(many, tmp_path / "merged.arrow")

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import random
 
-import datasets
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data.formats import jsonl as jsonl_module
-from specdist.data.formats.prompts import RowError, open_prompts
+from specdist.data.formats.prompts import open_prompts
 from specdist.utils.errors import UserError
 
 ROWS = [{"prompt": f"prompt {row}", "id": row} for row in range(10)]
@@ -82,14 +78,6 @@ def test_sizes_are_those_of_the_prompts(written):
     assert prompts.sizes([2, 5]) == [8, 8]
 
 
-def test_sizes_of_chats_and_of_prompts_that_cannot_be_used(tmp_path):
-    chats = [[{"role": "user", "content": "äb"}, None], None, [{"role": None, "content": "c"}]]
-    write_arrow_file(tmp_path / "chat.arrow", pa.table({"messages": chats}))
-    assert open_(tmp_path / "chat.arrow", messages_column="messages").sizes(range(3)) == [7, 0, 1]
-    write_arrow_file(tmp_path / "null.arrow", pa.table({"prompt": ["é", None]}))
-    assert open_(tmp_path / "null.arrow").sizes(range(2)) == [2, 0]
-
-
 @pytest.mark.parametrize("suffix", [".arrow", ".json"])
 def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored(tmp_path, suffix):
     write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))
@@ -99,14 +87,6 @@ def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored
     if suffix != ".json":
         (tmp_path / "dataset_info.json").write_text("{}")
     assert open_(tmp_path).table(0, 10).to_pylist() == ROWS
-
-
-def test_arrow_files_are_memory_mapped(tmp_path):
-    write_arrow_stream(tmp_path / "a.arrow", pa.table({"prompt": ["x" * 1000] * 10_000}))
-    before = pa.total_allocated_bytes()
-    prompts = open_(tmp_path / "a.arrow")
-    assert pa.total_allocated_bytes() - before < 100_000
-    assert prompts.num_rows == 10_000
 
 
 def test_a_limit_takes_the_first_rows(written):
@@ -132,17 +112,6 @@ def test_the_fingerprint_depends_on_every_byte_and_not_on_the_path(tmp_path):
     assert open_(second).fingerprint != fingerprint
 
 
-def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path):
-    dataset = datasets.Dataset.from_list(ROWS).shuffle(seed=0)
-    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
-    assert open_(tmp_path / "saved").table(0, 10).to_pylist() == dataset.to_list()
-    state_path = tmp_path / "saved" / "state.json"
-    state = json.loads(state_path.read_text())
-    state_path.write_text(json.dumps(state | {"_data_files": state["_data_files"][::-1]}))
-    reordered = open_(tmp_path / "saved").table(0, 10).to_pylist()
-    assert reordered[:3] == dataset.to_list()[-3:]
-
-
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl.gz"])
 def test_a_truncated_file_is_refused(tmp_path, name):
     path = tmp_path / name
@@ -154,40 +123,3 @@ def test_a_truncated_file_is_refused(tmp_path, name):
         assert str(path) in message, size
     path.write_bytes(whole[:-1])
     assert str(path) in error_of(path)
-
-
-@pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet"])
-def test_a_damaged_file_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
-    path = tmp_path / name
-    WRITERS[name](path, TABLE)
-    whole, rng = path.read_bytes(), random.Random(0)
-    for _ in range(400):
-        damaged = bytearray(whole)
-        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        try:
-            prompts = open_(path)
-        except UserError:
-            continue
-        for row in range(prompts.num_rows):
-            with contextlib.suppress(RowError):
-                assert isinstance(prompts.prompt(row), str)
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-def test_json_types_widen_and_missing_keys_are_null(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
-    rows = [
-        {"prompt": "2020-01-01", "n": None, "tags": []},
-        {"prompt": "2020-01-02", "n": 1, "s": {"a": None}},
-        {"prompt": "2020-01-03", "n": 1.5, "tags": ["t"], "s": {"a": "x"}},
-    ]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\ufeff" + "\r\n".join(json.dumps(row) for row in rows) + "\n\n")
-    prompts = open_(path)
-    assert prompts.schema.field("prompt").type == pa.string()
-    assert prompts.table(0, 3).to_pylist() == [
-        {"prompt": "2020-01-01", "n": None, "tags": [], "s": None},
-        {"prompt": "2020-01-02", "n": 1.0, "tags": None, "s": {"a": None}},
-        {"prompt": "2020-01-03", "n": 1.5, "tags": ["t"], "s": {"a": "x"}},
-    ]

@@ -34,35 +34,8 @@ CALLS = [
     (os, "link", 1),
     (Path, "replace", 3),
     (publishing, "fsync_folder", 5),
+    (Path, "unlink", 1),
 ]
-
-
-def crash_points():
-    for owner, step in STEPS:
-        for when in ("before", "after"):
-            yield (
-                f"{when} {step}",
-                lambda patch, owner=owner, step=step, when=when: patch_step(patch, owner, step, when),
-            )
-    for owner, name, num_calls in CALLS:
-        for call in range(num_calls):
-            yield (
-                f"{name} {call}",
-                lambda patch, owner=owner, name=name, call=call: patch_call(patch, owner, name, call),
-            )
-
-
-def patch_step(patch, owner, step, when):
-    real = getattr(owner, step)
-
-    def stopped(self, *arguments):
-        if when == "after":
-            real(self, *arguments)
-        raise Crash
-
-    patch.setattr(owner, step, stopped)
-    # A process that dies does not clean up.
-    patch.setattr(Attempt, "discard", crash)
 
 
 def patch_call(patch, owner, name, crashing_call):
@@ -81,15 +54,20 @@ def patch_call(patch, owner, name, crashing_call):
     patch.setattr(Path, "unlink", crash)
 
 
-@pytest.mark.parametrize(("crash_at"), [pytest.param(point, id=name) for name, point in crash_points()])
-def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypatch, whole, crash_at):
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(owner, name, call) for owner, name, num_calls in CALLS for call in range(num_calls)],
+)
+def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(
+    tmp_path, monkeypatch, whole, owner, name, call
+):
     path = tmp_path / "crashed"
     folder = open_(path)
     with folder.parts(0) as log:
         for row in range(5):
             log.append(row_result(row))
     with monkeypatch.context() as patch:
-        crash_at(patch)
+        patch_call(patch, owner, name, call)
         with pytest.raises(Crash):
             folder.finish_shard(0, TABLE, STATS, TRACE)
     for name in set(contents(path)) & set(whole):
@@ -188,32 +166,6 @@ def test_two_replicas_that_finish_a_shard_leave_one_complete_result(
     assert is_first == comes_first
     if is_first:
         assert contents(folder.path) == whole
-
-
-@pytest.mark.parametrize("name", ["write_durably", "sha256_of", "fsync_folder"])
-@pytest.mark.parametrize("call", [0, 1])
-def test_a_replica_paused_while_writing_leaves_the_shard_to_the_one_that_completed_it(
-    tmp_path, monkeypatch, name, call
-):
-    """Its temporary files have been deleted meanwhile."""
-    folder = open_(tmp_path / "run")
-    real, num_calls, answers = getattr(publishing, name), 0, []
-
-    def paused(*arguments):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == call + 1:
-            monkeypatch.setattr(publishing, name, real)
-            answers.append(RunFolder(folder.path).finish_shard(0, OTHER_TABLE, OTHER_STATS, TRACE))
-        return real(*arguments)
-
-    monkeypatch.setattr(publishing, name, paused)
-    answers.append(folder.finish_shard(0, TABLE, STATS, TRACE))
-    # The digest is taken once while writing; a second call would come after it.
-    assert answers == ([True, False] if num_calls > call else [True])
-    assert folder.is_complete(0)
-    assert folder.shard_stats() == [OTHER_STATS if num_calls > call else STATS]
-    assert not list(folder.path.rglob("*.tmp"))
 
 
 def test_a_replica_that_no_longer_holds_a_shard_does_not_finish_it(tmp_path):

@@ -6,13 +6,8 @@ import pyarrow as pa
 import pytest
 
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.stats.rows import RowResult, output_schema, shard_table
+from specdist.data.stats.rows import RowResult, shard_table
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
-
-
-def test_mean_acceptance_length_counts_the_bonus_token():
-    assert row_result(num_spec_steps=4, num_accepted_draft_tokens=6).mean_acceptance_length == 2.5
-    assert row_result(num_spec_steps=0, num_accepted_draft_tokens=0).mean_acceptance_length is None
 
 
 def test_a_result_survives_one_line_of_json():
@@ -22,19 +17,6 @@ def test_a_result_survives_one_line_of_json():
         line = result.to_json()
         assert b"\n" not in line
         assert RowResult.from_json(line) == result
-
-
-def test_output_columns_come_before_input_columns():
-    inputs = pa.table({"id": ["x", "y"], "question": ["q0", "q1"]})
-    table = shard_table(inputs, [row_result(11), row_result(10)], first_row=10, num_samples=1)
-    assert table.column_names == [*OUTPUT_COLUMNS, "id", "question"]
-    assert table.schema == output_schema(inputs.schema, is_exact=True)
-    assert table["row_id"].to_pylist() == [10, 11]
-    assert table["prompt"].to_pylist() == ["prompt 10", "prompt 11"]
-    assert table["question"].to_pylist() == ["q0", "q1"]
-    assert table["completion_ids"].to_pylist() == [[10, 0, 7], [11, 0, 7]]
-    assert table["mean_acceptance_length"].to_pylist() == [1.5, 1.5]
-    assert table["error"].to_pylist() == [None, None]
 
 
 def test_an_input_column_named_prompt_becomes_the_output_column():

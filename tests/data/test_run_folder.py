@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store import files as files_module
@@ -45,24 +43,6 @@ def test_input_chunks_with_different_dictionaries_can_be_written(tmp_path):
     folder.finish_shard(0, pa.table({"label": pa.chunked_array(chunks)}), STATS)
     with pa.ipc.open_file(folder.data_path(0)) as reader:
         assert reader.read_all()["label"].to_pylist() == ["a", "b", "c"]
-
-
-def test_a_run_that_another_replica_works_on_is_not_replaced(tmp_path):
-    path = tmp_path / "run"
-    finish(open_(path))
-    before = contents(path)
-    other = Manifest(fingerprint={"seed": 2})
-    with pytest.raises(
-        UserError, match=r"--overwrite would delete the results that process 7 on n1 is writing"
-    ):
-        open_run_folder(path, other, "", True, lambda: "process 7 on n1")
-    assert contents(path) == before
-    # Nor is one that has no rows yet.
-    empty = tmp_path / "empty"
-    open_(empty)
-    with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now"):
-        open_run_folder(empty, other, "", False, lambda: "process 7 on n1")
-    assert open_run_folder(empty, other, "", False).manifest == other
 
 
 def test_rows_of_earlier_holders_are_kept_and_their_logs_stay(tmp_path):
@@ -160,30 +140,6 @@ def test_a_crash_while_overwriting_leaves_one_of_the_two_runs(tmp_path, monkeypa
     assert not open_(path, manifest=new, overwrite=True).is_complete(0)
 
 
-@pytest.mark.parametrize("num_steps", [0, 3, 6])
-def test_a_crash_while_creating_a_run_does_not_prevent_the_next_attempt(tmp_path, monkeypatch, num_steps):
-    path, num_left = tmp_path / "run", num_steps
-
-    def stepwise(real):
-        def step(*arguments, **options):
-            nonlocal num_left
-            if num_left == 0:
-                raise Crash
-            num_left -= 1
-            return real(*arguments, **options)
-
-        return step
-
-    with monkeypatch.context() as patch:
-        for name in ("mkdir", "replace"):
-            patch.setattr(Path, name, stepwise(getattr(Path, name)))
-        patch.setattr(Path, "unlink", crash)
-        with pytest.raises(Crash):
-            open_(path)
-    finish(open_(path))
-    assert open_(path).is_complete(0)
-
-
 def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "shards").mkdir()
@@ -199,17 +155,3 @@ def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path):
         open_(tmp_path, overwrite=True)
     (tmp_path / "manifest.json").unlink()
     assert contents(tmp_path) == before
-
-
-def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(UserError, match=r"--output .*file/run cannot be written: .*Not a directory"):
-        open_(file / "run")
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(files_module.os, "fsync", refuse)
-    with pytest.raises(UserError, match=r"--output .*run cannot be written: .*Permission denied"):
-        open_(tmp_path / "run")

@@ -13,7 +13,6 @@ from specdist.data.run.segments import (
     BETWEEN_SHARDS,
     DRAFT_CHANGES,
     NEVER,
-    check_continues,
     next_segment,
     segments_of,
 )
@@ -59,23 +58,6 @@ def test_the_next_draft_is_recorded_and_its_costs_are_measured_anew() -> None:
     third = next_segment(found, asked("aa"), Shards({0, 1, 2}), None)
     assert third is not None
     assert [each["fingerprint"]["draft"] for each in segments_of(third)] == ["aa", "bb", "aa"]
-
-
-def test_a_complete_run_needs_no_draft() -> None:
-    assert next_segment(FIRST, asked(), Shards(set(range(8))), None) is None
-    with pytest.raises(UserError, match="seed: 1 in --output, 2 now"):
-        next_segment(FIRST, asked(seed=2), Shards(set(range(8))), None)
-
-
-def test_replicas_of_any_of_the_drafts_work_on_the_run() -> None:
-    found = next_segment(FIRST, asked(), Shards(), None)
-    assert found is not None
-    for known in (FIRST, asked()):
-        check_continues(found, known)
-    with pytest.raises(UserError, match='draft: "aa" in --output, "cc" now'):
-        check_continues(found, asked("cc"))
-    with pytest.raises(UserError, match="seed: 1 in --output, 2 now"):
-        check_continues(found, asked(seed=2))
 
 
 @pytest.mark.parametrize("changed", [asked(rule=NEVER), asked(seed=2), replace(asked(), info={})])

@@ -19,7 +19,7 @@ from specdist.data.store.files import publish
 from specdist.data.store.object_store import ObjectStore, StoreError
 from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
-from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
+from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, crash, finish, open_
 from tests.data.s3 import Failure, S3Server, folder_of, s3_server
 from tests.data.samples import row_result
 
@@ -105,14 +105,6 @@ def stored(path: StorePath, below: str = "") -> dict[str, bytes]:
         else:
             found[f"{below}{name}"] = (path / name).read_bytes()
     return found
-
-
-def test_a_run_on_a_store_has_the_files_of_one_in_a_folder(store, tmp_path):
-    finish(open_(tmp_path / "local"))
-    finish(open_(store))
-    assert stored(store) == contents(tmp_path / "local")
-    files = [path for path in store.cache_dir.rglob("*") if path.is_file()]
-    assert files == [], "nothing is left on this machine"
 
 
 def test_one_attempt_s_data_is_published(store, tmp_path):
@@ -201,18 +193,6 @@ def test_a_run_begun_anew_keeps_its_rows_when_a_replica_of_the_old_one_ends(stor
     open_(store, manifest=new, overwrite=True).parts_path(0, 1).write_text("rows")
     remove_leftovers(folder)
     assert (store / "parts").names() != []
-
-
-def test_a_log_is_copied_while_rows_finish(store):
-    now = [0.0]
-    with open_(store).parts(0, 1) as log:
-        log._clock, log._copied_at, log._synced_at = lambda: now[0], 0.0, 0.0
-        log.append(row_result(0))
-        assert not log._copy.is_file()
-        now[0] = 31.0
-        log.append(row_result(1))
-        log._wait()
-        assert len(open_(store).part_rows(0)) == 2
 
 
 def test_a_copy_of_a_log_that_comes_too_late_is_removed(store, tmp_path):

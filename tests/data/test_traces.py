@@ -21,8 +21,3 @@ def test_a_table_has_the_tokens_in_the_order_of_the_rows():
     assert table["round"].to_pylist() == [1, 2, 1]
     assert table["acceptance_probability"].to_pylist() == [1.0, None, 1.0]
     assert table["entropy"].null_count == 0
-
-
-def test_a_shard_that_drafted_nothing_has_an_empty_trace():
-    table = trace_table([(0, 0, ())])
-    assert table.num_rows == 0 and "is_verified" in table.column_names

@@ -8,6 +8,7 @@ paused past the age of their leases, or told to stop.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import logging
 import math
 import random
@@ -36,7 +37,6 @@ from specdist.job.rows.row_requests import RowRequests
 from specdist.job.run.preflight import RunPlan
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.totals.progress import Progress
-from tests.scale.events import Events
 
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
 # replica.
@@ -49,9 +49,8 @@ MAX_S = 5000.0
 
 @dataclass(frozen=True, kw_only=True)
 class TailScenario:
-    """``sigma``: of the logarithm of a completion's length for prompts of one length. About once in
-    ``life_s`` a replica is killed, paused or stopped; another one joins in the place of one that has
-    ended."""
+    """About once in ``life_s`` a replica is killed, paused or stopped; another one joins in the place of one
+    that has ended."""
 
     num_replicas: int = 3
     num_shards: int = 4
@@ -59,18 +58,12 @@ class TailScenario:
     max_num_seqs: int = 4
     num_samples: int = 1
     median_tokens: float = 200.0
-    sigma: float = 0.9
-    most_tokens: int = 4096
     life_s: float = math.inf
     seed: int = 0
 
     @property
     def num_rows(self) -> int:
         return self.num_shards * self.rows_per_shard
-
-    def token_s(self, num_seqs: int) -> float:
-        """Seconds per token of each sequence of a batch."""
-        return PASS_S + ROW_S * num_seqs
 
 
 @dataclass
@@ -81,19 +74,23 @@ class TailOutcome:
     num_disturbed: int = 0
 
 
-class TailSimulation(Events):
+class TailSimulation:
     """Runs a scenario in ``folder``, which is new."""
 
     def __init__(self, folder: Path, scenario: TailScenario) -> None:
-        super().__init__()
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
         self.scenario, self.rng, self.outcome = scenario, random.Random(scenario.seed), TailOutcome()
         folder.mkdir(parents=True)
         prompt_sizes = [max(1, round(self.rng.lognormvariate(5, 1))) for _ in range(scenario.num_rows)]
-        lengths = [
-            self.rng.lognormvariate(math.log(scenario.median_tokens * (size / 150) ** 0.5), scenario.sigma)
+        self.lengths = [
+            min(
+                4096,
+                1 + int(self.rng.lognormvariate(math.log(scenario.median_tokens * (size / 150) ** 0.5), 0.9)),
+            )
             for size in prompt_sizes
         ]
-        self.lengths = [min(scenario.most_tokens, 1 + int(length)) for length in lengths]
         table = pa.table({"prompt": ["x" * size for size in prompt_sizes]})
         with pa.ipc.new_file(str(folder / "prompts.arrow"), table.schema) as writer:
             writer.write_table(table)
@@ -102,19 +99,17 @@ class TailSimulation(Events):
             str(folder / "prompts.arrow"), prompt_column="prompt", messages_column=None, limit=None
         )
         shards = ShardPlan(scenario.num_rows, scenario.rows_per_shard)
-        fingerprint = {
-            "num_rows": shards.num_rows, "rows_per_shard": shards.rows_per_shard, "num_samples":
-            scenario.num_samples,
-        }  # fmt: skip
+        names = ("num_rows", "rows_per_shard", "num_samples")
         self.shards = shards
-        self.manifest = Manifest(fingerprint=fingerprint)
+        self.manifest = Manifest(fingerprint={name: getattr(scenario, name) for name in names})
         open_run_folder(self.output, self.manifest, "", overwrite=False)
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
 
-    @property
-    def is_complete(self) -> bool:
-        return len(RunFolder(self.output).recorded_shards()) == self.scenario.num_shards
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Of several actions at the same time, the one that was asked for first comes first."""
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
 
     def join(self) -> None:
         replica = TailReplica(self, f"replica{len(self.replicas)}")
@@ -137,7 +132,8 @@ class TailSimulation(Events):
         for _ in range(self.scenario.num_replicas):
             self.join()
         while not all(replica.has_ended for replica in self.replicas) and self.now < MAX_S:
-            self.advance()()
+            self.now, _, action = heapq.heappop(self._events)
+            action()
         logging.disable(logging.NOTSET)
         self.outcome.num_repeated = sum(num - 1 for num in self.num_finished.values())
         return self.outcome
@@ -244,7 +240,7 @@ class TailReplica:
 
     def _generate(self) -> None:
         """The tokens of a step."""
-        num_tokens = STEP_S / self._simulation.scenario.token_s(max(1, len(self.running)))
+        num_tokens = STEP_S / (PASS_S + ROW_S * max(1, len(self.running)))
         for key, (request, left) in list(self.running.items()):
             if left > num_tokens:
                 self.running[key] = request, left - num_tokens

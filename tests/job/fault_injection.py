@@ -22,7 +22,7 @@ from tests.job.launching import (
     shard_files,
     shard_stats,
 )
-from tests.job.telling import SHOW_STACK, fork_telling
+from tests.job.telling import fork_telling
 
 NUM_ROWS = 24
 NUM_SHARDS = 8
@@ -62,14 +62,10 @@ def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
 
 
 def join_all(processes: list[BaseProcess], timeout_s: float = TIMEOUT_S) -> list[int | None]:
-    """Exit codes, None of a replica that does not end: where it stands is then among its words."""
+    """Exit codes, None of a replica that does not end."""
     until = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
-    for process in processes:
-        if process.exitcode is None:
-            os.kill(process.pid or 0, SHOW_STACK)
-            time.sleep(1)
     return [process.exitcode for process in processes]
 
 

@@ -116,20 +116,6 @@ def noisy_copy(model: PreTrainedModel, noise: float, *, seed: int = 1) -> PreTra
     return noisy
 
 
-@torch.no_grad()
-def widened_draft(pair: Pair, folder: Path) -> Path:
-    """The pair's draft with eight ids of padding; one of them always has the largest logit."""
-    draft = LlamaForCausalLM.from_pretrained(pair.draft)
-    weights = draft.state_dict()
-    wide = random_llama(vocab_size=NUM_VOCAB_TOKENS + 8)
-    for name, parameter in wide.named_parameters():
-        parameter[: len(weights[name])] = weights[name]
-    # Whatever the last hidden state, one of these two rows has a large positive product with it.
-    direction = 10 * torch.ones(draft.config.hidden_size)
-    wide.lm_head.weight[-2:] = torch.stack([direction, -direction])
-    return save(folder, wide, PreTrainedTokenizerFast.from_pretrained(pair.draft))
-
-
 def windowed_target(folder: Path) -> Path:
     """A model whose layers see the last 8 tokens, fewer than its prompts have, of the longest 512."""
     config = MistralConfig(**random_llama().config.to_dict() | {"sliding_window": 8})

@@ -13,11 +13,10 @@ import yaml
 
 import specdist
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.leases.opening import open_run_folder
 from specdist.data.stats.rows import output_schema
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.card import card_text, write_card
-from tests.finished_runs import manifest_with, write_run
+from specdist.job.totals.card import card_text
+from tests.finished_runs import manifest_with
 from tests.job.launching import Ended, run_here
 
 INPUTS = pa.schema({"reference": pa.string(), "odd | `name`\n# x": pa.int64()})
@@ -75,23 +74,6 @@ def test_unusual_names_are_escaped(name: str) -> None:
     assert lines.count("---") == 2 and len([line for line in lines if line.startswith("# ")]) == 1
     rows = [line for line in lines if line.startswith("| ")]
     assert all(line.endswith(" |") for line in rows) and any("odd " in row and "# x" in row for row in rows)
-
-
-def test_a_card_is_written_once_and_deleted_with_its_run(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    write_card(folder)
-    first = folder.card_path.read_bytes()
-    other = write_run(tmp_path / "other")
-    write_card(other)
-    assert other.card_path.read_bytes() == first
-    folder.card_path.write_bytes(first + b"my own words")
-    write_card(folder)
-    assert folder.card_path.read_bytes() == first + b"my own words"
-    open_run_folder(folder.path, manifest_with(seed=1), "", True)
-    assert not folder.card_path.exists()
-    other.card_path.write_bytes(b"mine alone")
-    open_run_folder(other.path, manifest_with(seed=1), "", True)
-    assert other.card_path.read_bytes() == b"mine alone"
 
 
 def test_libraries_read_the_folder_of_a_run(

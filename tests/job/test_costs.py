@@ -1,29 +1,22 @@
 """How far to draft ahead, and with how many branches, as measured times suggest."""
 
 import dataclasses
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.run.preflight import freeze_costs, plan_run
 from specdist.job.run.workload import Workload
-from specdist.models.batch.flat import FlatBatch
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
-from specdist.policies.formulas import caught_share, tokens_per_call
+from specdist.policies.formulas import tokens_per_call
 from specdist.policies.payoff import drafting_gain, plan_asynchronous
-from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
-from tests.lab.curves import measure_curve
-from tests.models.families import tiny_model
 
 MAX_DRAFT_TOKENS = 5
 
@@ -38,21 +31,14 @@ def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = No
     return found.num_ahead, found.num_branches
 
 
-def test_a_free_draft_drafts_as_far_ahead_as_it_may() -> None:
+def test_the_draft_works_as_far_ahead_and_in_as_many_branches_as_a_pass_leaves_time_for() -> None:
     assert plan(1000, [1] * 5) == (MAX_DRAFT_TOKENS + 1, BRANCH_COUNTS[-1])
-
-
-def test_branches_are_taken_as_far_as_the_targets_pass_leaves_time_for_them() -> None:
     # Six steps of which five are wide: 10 + 5 x 18 fits into 100, 10 + 5 x 30 does not.
     assert plan(100, [10, 12, 18, 30, 60]) == (6, 2)
     assert plan(100, [10, 200, 400, 800, 1600]) == (6, 0)
-
-
-def test_a_draft_as_slow_as_the_target_goes_one_token_ahead() -> None:
+    # As slow as the target: one token ahead.
     assert plan(100, [100, 200, 300, 500, 900]) == (1, 0)
-
-
-def test_a_number_of_branches_that_was_asked_for_is_kept() -> None:
+    # A number of branches that was asked for is kept.
     assert plan(100, [10, 200, 400, 800, 1600], num_branches=3)[1] == 3
     assert plan(100, [10, 20, 30, 50, 90], num_branches=0) == (6, 0)
 
@@ -64,11 +50,6 @@ def test_the_pass_is_that_of_the_candidates_that_are_ready_and_the_host_takes_it
     found = plan_asynchronous(costs, **sizes)
     busy = plan_asynchronous(dataclasses.replace(costs, asynchronous=Curve([1], [60])), **sizes)
     assert 2 < busy.num_ahead < found.num_ahead < 10
-
-
-def test_more_branches_catch_more() -> None:
-    shares = [caught_share(count) for count in BRANCH_COUNTS]
-    assert shares[0] == 0 and shares == sorted(shares) and shares[-1] < 1
 
 
 def advice(target: Curve, *, device: str = "cuda:0", num_rows: int = 64) -> str | None:
@@ -105,16 +86,6 @@ def test_a_gain_is_that_of_the_best_rounds() -> None:
     assert drafting_gain(free, **sizes) == pytest.approx(tokens_per_call(0.8, 8), rel=0.01)
 
 
-def test_every_size_up_to_the_largest_block_is_measured() -> None:
-    runner = paged_runner(tiny_model("llama"))
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
-    seen: list[int] = []
-    curve = measure_curve(runner, lambda logits: seen.append(len(logits)), num_rows=3, num_tokens_per_row=4)
-    assert set(seen) == {1, 2, 3, 4, 8, 12}
-    assert curve.sizes == [1, 2, 3, 4, 8, 12]
-    assert min(curve.ns) > 0
-
-
 def test_every_replica_uses_the_costs_that_were_frozen_first(options: dict[str, Any], tmp_path: Path) -> None:
     """Two replicas that start together both measure; both then use the same times."""
     config = parse(**options, policy="goodput", output=tmp_path / "run")
@@ -125,32 +96,3 @@ def test_every_replica_uses_the_costs_that_were_frozen_first(options: dict[str, 
     assert second.folder.manifest.info["costs"] == costs[0].to_json()
     for run in (first, second):
         run.membership.leave()
-
-
-def test_passes_are_measured_after_a_context() -> None:
-    runner = paged_runner(tiny_model("llama"))
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
-    last_positions: set[int] = set()
-    forward = runner.forward
-
-    def watched(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
-        last_positions.add(int(np.max(batch.positions_T)))
-        return forward(batch, logits_index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "forward", watched)
-        measure_curve(runner, len, num_rows=3, num_tokens_per_row=4, num_context_tokens=9)
-    assert last_positions == {9, 10, 11, 12}
-
-
-def test_a_disturbed_measurement_does_not_raise_the_cost() -> None:
-    runner = paged_runner(tiny_model("llama"))
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
-
-    def finish(logits: Tensor) -> None:
-        if len(logits) == 2:
-            time.sleep(0.05)
-
-    curve = measure_curve(runner, finish, num_rows=3, num_tokens_per_row=4)
-    assert list(curve.ns) == sorted(curve.ns)
-    assert curve.ns[1] < 50_000_000

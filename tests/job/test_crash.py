@@ -66,13 +66,13 @@ class Progress:
 def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     slow: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """A crash costs no finished row and changes no byte, whatever the run was doing."""
+    """A crash costs no finished row and changes no byte: before the first row, and in a shard. What a crash
+    leaves between the files of a shard is the matter of tests/data/test_publishing.py."""
     options, undisturbed = slow
     output = tmp_path / "run"
     moments: list[Callable[[], bool]] = [
         lambda: (output / "manifest.json").exists(),
         lambda: num_logged(output, 1) >= 3,
-        lambda: (output / "shards" / "shard-00001.arrow").exists(),
     ]
     progress = Progress(output)
     for number, moment in enumerate(moments):

@@ -15,18 +15,15 @@ DEEP = b"[" * 100_000
 # As disks, copies and editors leave files: empty, cut, of another encoding, deep, or with other values.
 OF_RUNS = [
     ("manifest.json", b'{"format_version": 1, "fingerprint": [], "info": null}'),
-    ("manifest.json", DEEP),
     ("shards/shard-00001.json", b'{"num_rows": "x", "num_bytes": null}'),
     ("shards/shard-00001.arrow", bytes(500)),
     ("stats/shard-00001.json", b'{"num_rounds": 1e400}'),
     ("parts/shard-00002.00001.jsonl", b'{"crc32": 5}\nnull\n' + DEEP),
-    ("leases/shard-00002.00001", b'{"replica": {"a": 1}}'),
     ("leases/gone-1-ab12.beat", b'{"replica": null, "silent_after_s": "x"}'),
 ]
 
 
 OF_MODELS = [
-    ("config.json", b"[3]"),
     ("config.json", DEEP),
     ("generation_config.json", b"null"),
     ("tokenizer.json", b"\xff\xfe{\x00}\x00"),

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 import torch
-from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.job.given_costs import generate_with_long_passes
@@ -23,6 +22,7 @@ from tests.job.launching import (
 )
 from tests.job.pair import NUM_PROMPTS, Pair
 from tests.job.ranks import fork_ranks
+from tests.job.test_report import check_passes
 
 # Sums in another order move the borders between tokens; a sharded target has the layers of transformers.
 SAMPLED = {"temperature": 1, "top_p": 0.9, "top_k": 50, "seed": 7, "model_impl": "transformers"}
@@ -78,16 +78,6 @@ def test_output_has_the_documented_columns_and_rows_in_input_order(
     assert not list((output / "parts").iterdir())
 
 
-def test_datasets_reads_the_shards(greedy: tuple[Path, Ended], tmp_path: Path) -> None:
-    """With the call given in the documentation."""
-    output, _ = greedy
-    dataset = load_dataset(
-        "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
-    )
-    assert dataset["row_id"][:] == list(range(NUM_PROMPTS))
-    assert dataset["completion"][:] == read_output(output)["completion"].to_pylist()
-
-
 def test_totals_are_the_sum_of_the_shards_and_of_the_rows(sampled: tuple[Path, Ended]) -> None:
     """Statistics that do not add up to what the rows say would go unnoticed anywhere else."""
     output, ended = sampled
@@ -123,37 +113,19 @@ def test_greedy_output_is_that_of_transformers(pair: Pair, greedy: tuple[Path, E
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("num_ranks", "settings"),
-    # Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers.
-    [(3, {}), (2, {"top_p": 1})],
-    ids=["own", "shared, without top-p"],
-)
 def test_ranks_write_the_files_of_one_process(
-    options: dict[str, Any],
-    num_ranks: int,
-    settings: dict[str, Any],
-    sampled: tuple[Path, Ended],
-    tmp_path: Path,
+    options: dict[str, Any], sampled: tuple[Path, Ended], tmp_path: Path
 ) -> None:
-    """A sharded target, and a draft on a rank of its own or beside the target's first part, change the speed,
-    and no byte of the output."""
-    settings = options | SAMPLED | settings
+    """A sharded target, and a draft beside its first part, change the speed, and no byte of the output."""
     output, alone = sampled
-    if settings["top_p"] == 1:
-        output = tmp_path / "alone"
-        alone = run_here(**settings, output=output)
-    ended = fork_ranks(num_ranks, **settings, tp_size=2, output=tmp_path / "run")
+    ended = fork_ranks(2, **(options | SAMPLED), tp_size=2, output=tmp_path / "run")
     assert ended.totals["num_completion_tokens"] == alone.totals["num_completion_tokens"]
     assert shard_bytes(tmp_path / "run") == shard_bytes(output)
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
-    assert [name[name.index("rank-") :] for name in logs] == [f"rank-{rank}.log" for rank in range(num_ranks)]
-    assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / num_ranks)
-    assert ended.totals["draft_placement"] == ("own" if num_ranks == 3 else "shared")
-    role, placed = "target 1/2", "has a rank of its own"
-    if num_ranks == 2:
-        role, placed = f"{role}+draft", "shares rank 0 with the target"
-    assert f"[{role}] the draft {placed}" in ended.stderr
+    assert [name[name.index("rank-") :] for name in logs] == ["rank-0.log", "rank-1.log"]
+    assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / 2)
+    assert ended.totals["draft_placement"] == "shared"
+    assert "[target 1/2+draft] the draft shares rank 0 with the target" in ended.stderr
 
 
 @pytest.mark.ranks
@@ -166,6 +138,9 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     assert run_here(**(options | {"draft": None}), output=alone).code == 0
     options |= {"tp_size": 2, "overlap": "asynchronous", "num_branches": 2}
     ended = fork_ranks(3, generate_with_long_passes, **options, output=ahead)
+    assert ended.totals["draft_placement"] == "own"
+    assert "[target 1/2] the draft has a rank of its own" in ended.stderr
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]
+    check_passes(ahead)

@@ -50,7 +50,6 @@ def test_costs_are_measured_once_and_frozen(
     ("settings", "expected", "is_up_to_rounding"),
     [
         ({"temperature": 1.0}, "distribution", False),
-        ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens", False),
         ({"dtype": "bfloat16"}, "tokens", True),
         # What is rounded to 8 bits moves with the last digits, which are those of a pass of so many tokens.
         ({"target_quantization": "int8"}, "distribution", True),
@@ -70,17 +69,15 @@ def test_a_run_states_its_reproducibility(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("main", "num_ranks"), [(generate_with_long_passes, 2), (generate, 3)], ids=["cheap draft", "measured"]
-)
+@pytest.mark.parametrize("main", [generate_with_long_passes, generate], ids=["cheap draft", "measured"])
 def test_ranks_whose_rounds_are_chosen(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main, num_ranks: int
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main
 ) -> None:
     """The defaults. The models are so small that by measured times nothing may pay."""
-    own = {"policy": None, "overlap": None, "tp_size": num_ranks - 1, "output": tmp_path / "run"}
-    assert fork_ranks(num_ranks, main, **(options | own)).code == 0
+    own = {"policy": None, "overlap": None, "limit": 10, "output": tmp_path / "run"}
+    assert fork_ranks(2, main, **(options | own)).code == 0
     found = read_output(tmp_path / "run")
-    assert found["completion_ids"] == read_output(greedy[0])["completion_ids"]
+    assert found["completion_ids"] == read_output(greedy[0]).slice(0, 10)["completion_ids"]
     info = manifest_info(tmp_path / "run")
     assert info["reproducibility"] == "tokens"
     if main is generate:

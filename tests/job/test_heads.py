@@ -114,15 +114,3 @@ def test_ranks_emit_what_one_process_does(
     found, expected = read_output(tmp_path / "ranks"), read_output(lossy_run[0])
     assert found["completion_ids"].equals(expected["completion_ids"])
     assert found["num_draft_tokens"].equals(expected["num_draft_tokens"])
-
-
-@pytest.mark.ranks
-def test_a_draft_with_a_head_works_ahead(
-    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    common = options | {"policy": "specdecpp", "head": heads["specdecpp"]}
-    ended = fork_ranks(2, **common, overlap="asynchronous", num_branches=1, output=tmp_path / "run")
-    assert ended.code == 0, ended.stderr
-    assert ended.totals["exact"] is True
-    found, expected = read_output(tmp_path / "run"), read_output(greedy[0])
-    assert found["completion_ids"].equals(expected["completion_ids"])

@@ -68,14 +68,3 @@ def test_a_run_that_could_not_be_checked_does_not_say_that_it_is_exact(
     assert [stats["exact"] for stats in shard_stats(output)] == [False] * 3
     again = run_here(**options, output=output)
     assert "nothing to do" in again.stderr and "NOT known to be exact" in again.stderr
-
-
-def test_a_restart_leaves_the_manifest_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
-    """Replicas and restarts check what they load; the manifest keeps the result of the first."""
-    output = tmp_path / "run"
-    run_here(**options, output=output)
-    before = (output / "manifest.json").read_bytes()
-    (output / "shards" / "shard-00001.json").unlink()
-    again = run_here(**options, output=output)
-    assert again.totals["complete"] is True and "the loaded target matches its checkpoint" in again.stderr
-    assert (output / "manifest.json").read_bytes() == before

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -100,21 +99,9 @@ def test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it(
     assert "token 320 ('<pad>'), which the tokenizer has and the model has not" in found["error"][1].as_py()
 
 
-def lose_all_weights(folder: Path) -> list[str]:
-    for path in folder.glob("model*"):
-        path.unlink()
-    return ["no *.safetensors files: complete the download"]
-
-
 def lose_weights(folder: Path) -> list[str]:
     (folder / "model-00002-of-00003.safetensors").unlink()
     return ["lacks model-00002-of-00003.safetensors", "model.safetensors.index.json", "fetch it again"]
-
-
-def cut_weights(folder: Path) -> list[str]:
-    path = folder / "model-00002-of-00003.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    return [path.name, "is not a whole safetensors file", "fetch it again"]
 
 
 def damage_end_token(folder: Path) -> list[str]:
@@ -128,29 +115,7 @@ def widen_config(folder: Path) -> list[str]:
     return ["is of shape [64, 96] in the files, but config.json asks for [64, 97]", "fetch both again"]
 
 
-def lose_config(folder: Path) -> list[str]:
-    (folder / "config.json").unlink()
-    return ["no config.json", "save_pretrained"]
-
-
-def lose_tokenizer(folder: Path) -> list[str]:
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-    return ["no tokenizer that can be loaded"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lose_all_weights,
-        lose_weights,
-        cut_weights,
-        damage_end_token,
-        widen_config,
-        lose_config,
-        lose_tokenizer,
-    ],
-)
+@pytest.mark.parametrize("damage", [lose_weights, damage_end_token, widen_config])
 def test_an_unusable_model_folder_is_refused(
     options: dict[str, Any],
     no_models: None,
@@ -167,15 +132,8 @@ def test_an_unusable_model_folder_is_refused(
 @pytest.mark.parametrize(
     ("family", "settings", "tp_size", "fragments"),
     [
-        (
-            "gpt_neo",
-            {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-            2,
-            ["family gpt_neo", "cannot be cut over ranks", "--tp_size 1"],
-        ),
         ("bloom", {}, 1, ["family bloom", "attention registry", "cannot run it", "choose a model"]),
         ("t5", {}, 1, ["family t5", "not a causal language model"]),
-        ("blt", {}, 1, ["family blt", "not a stack of layers"]),
         (
             "llama",
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},
@@ -200,21 +158,3 @@ def test_a_family_that_cannot_run_is_refused_by_name(
         plan_models(config)
     for fragment in [f"--target {broken}", *fragments]:
         assert fragment in str(error.value)
-
-
-def test_a_missing_weight_is_refused_instead_of_filled_with_random_numbers(
-    pair: Pair, options: dict[str, Any], broken: Path, tmp_path: Path
-) -> None:
-    """transformers would go on with a warning, and the output would be labelled exact."""
-    index = json.loads((broken / "model.safetensors.index.json").read_text())
-    name = "model.norm.weight"
-    path = broken / index["weight_map"].pop(name)
-    tensors = load_file(path)
-    del tensors[name]
-    save_file(tensors, path, metadata={"format": "pt"})
-    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(
-        run_here(**(options | {"draft": broken}), output=tmp_path / "run"),
-        f"--draft {broken}",
-        f"hold no {name}",
-    )

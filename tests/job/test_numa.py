@@ -9,10 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdist.job.ranks import entry
 from specdist.job.ranks.numa import bind_near_gpu
-from specdist.job.ranks.topology import Topology
-from tests.job.launching import parse
 
 NODES = [0, 1, -1]
 
@@ -53,30 +50,3 @@ def test_a_rank_is_bound_to_the_cpus_next_to_its_gpu(
 ) -> None:
     bind_near_gpu(rank, system=node)
     assert all(mask == cpus for mask in masks) and bool(masks) == (cpus is not None)
-
-
-def test_a_mask_without_a_near_cpu_is_left_as_it_is(
-    node: Path, masks: list[set[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {8, 9, 12})
-    bind_near_gpu(1, system=node)
-    assert masks == []
-    assert "are 4-7,10, but this rank may only use 8-9,12" in caplog.text
-
-
-@pytest.mark.parametrize(("affinity", "device", "bound_ranks"), [
-    ("numa", "cuda:1", [1]), ("none", "cuda:1", []), ("numa", "cpu", []),
-])  # fmt: skip
-def test_every_rank_on_a_gpu_is_bound_unless_it_is_not_to_be(
-    monkeypatch: pytest.MonkeyPatch, affinity: str, device: str, bound_ranks: list[int]
-) -> None:
-    config = parse(
-        prompts="none", target="none", device="cpu", output="none", policy="none", cpu_affinity=affinity
-    )
-    topology = Topology(rank=0, world_size=1, tp_size=1, uses_draft=False, device=torch.device(device))
-    found: list[int] = []
-    monkeypatch.setattr(entry, "topology_from_environment", lambda config: topology)
-    monkeypatch.setattr(entry, "bind_near_gpu", found.append)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    assert entry.run_rank(config, config, lambda *_: 0) == 0
-    assert found == bound_ranks

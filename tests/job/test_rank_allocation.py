@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -118,52 +117,6 @@ def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     whole = rank_room(dataclasses.replace(large, is_shardable=False), config_of(), monkeypatch)
     assert first.can_share_more and not whole.can_share_more, "among more ranks than four"
     assert 0 < other.needs.nccl < first.needs.nccl and other.needs.logits < first.needs.logits
-
-
-def test_graphs_may_take_what_the_cache_leaves(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cache of a given size may leave less than is reserved: graphs then have that all the same."""
-    spare, tight = (
-        rank_room(large, config_of(cache_memory=given), monkeypatch, is_connected=True)
-        for given in ("4GiB", "29GiB")
-    )
-    for room in (spare, tight):
-        assert room.memory is not None and room.needs is not None
-        planned = room.cache_bytes + room.needs.total - room.needs.graph_nodes + room.graph_bytes
-        assert planned >= room.memory.free_bytes
-    assert spare.needs is not None and tight.needs is not None
-    assert spare.graph_bytes > 10 * GIB and tight.graph_bytes >= tight.needs.graph_nodes > GIB
-
-
-def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
-    large: ModelSize, small: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other ranks have the room of a target without a draft; the page table follows the smallest."""
-    config = config_of(cache_memory="4GiB")
-    alone, both = (
-        rank_room(large, config, monkeypatch, world_size=4, draft=draft) for draft in (None, small)
-    )
-    page_bytes = PAGE_SIZE * large.cache_bytes_per_token(4)
-    both_bytes = page_bytes + PAGE_SIZE * small.cache_bytes_per_token(1)
-    assert (alone.num_pages, both.num_pages) == (4 * GIB // page_bytes, 4 * GIB // both_bytes)
-    own = rank_room(large, config, monkeypatch)
-    assert own.needs is not None and alone.needs is not None and both.needs is not None
-    assert own.needs.nccl > alone.needs.nccl == both.needs.nccl > 0
-    assert both.needs.total > alone.needs.total
-
-
-def test_a_cache_larger_than_the_rows_need_gives_a_warning(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, logger="specdist")
-    rank_room(large, config_of(cache_memory="15GiB"), monkeypatch, is_connected=True)
-    assert not caplog.records
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
-    assert not caplog.records, "the rows need 20 GiB, whatever was asked for"
-    monkeypatch.setattr(SchedulerSettings, "num_slots", property(lambda limits: 48))
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
-    assert "--cache_memory 29GiB leaves" in caplog.text and "lower it" in caplog.text
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_files
+from tests.job.launching import Ended, run_here
 from tests.job.pair import Pair
 
 
@@ -113,20 +112,6 @@ def test_another_target_is_refused(
         # Another draft changes no token of a greedy run; this one needs none any more.
         assert ended.code == 0 and "nothing to do" in ended.stderr
     assert state(finished) == before
-
-
-def test_overwrite_starts_afresh(options: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """Nothing of the old run is left, and nothing but that run is deleted."""
-    (finished / "logs" / "mine.log").write_text("kept")
-    changed = options | {"rows_per_shard": 20, "max_new_tokens": 5}
-    ended = run_here(**changed, output=finished, overwrite=True)
-    assert ended.totals["num_rows"] == 24
-    assert [path.name for path in shard_files(finished)] == ["shard-00000.arrow", "shard-00001.arrow"]
-    assert max(read_output(finished)["num_completion_tokens"].to_pylist()) == 5
-    assert json.loads((finished / "manifest.json").read_text())["fingerprint"]["rows_per_shard"] == 20
-    assert (finished / "logs" / "mine.log").read_text() == "kept"
-    assert run_here(**changed, output=tmp_path / "fresh").code == 0
-    assert shard_bytes(finished) == shard_bytes(tmp_path / "fresh")
 
 
 def test_a_command_that_slurm_repeats_deletes_nothing(

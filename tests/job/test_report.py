@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
 from tests.job.launching import Ended
-from tests.job.ranks import fork_ranks
 
 
 def check_passes(output: Path) -> None:
@@ -41,10 +37,3 @@ def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> Non
     assert f">{ended.totals['draft_acceptance_rate']:,.4g}<" in page
     assert page.count("<img") == 6
     assert "every row has a completion" in page
-
-
-@pytest.mark.ranks
-def test_passes_of_a_draft_that_works_ahead_are_counted_too(options: dict[str, Any], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    fork_ranks(2, **options, overlap="asynchronous", num_branches=1, output=output)
-    check_passes(output)

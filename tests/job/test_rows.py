@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from datasets import load_dataset
-from transformers import AutoTokenizer
 
-from tests.job.launching import Ended, read_output, refused, run_here, shard_stats
-from tests.job.pair import Pair, some_texts, write_arrow
+from tests.job.launching import Ended, read_output, run_here, shard_stats
+from tests.job.pair import some_texts, write_arrow
 
 
 @pytest.fixture
@@ -52,65 +51,6 @@ def test_bad_rows_become_error_rows_and_the_others_are_finished(
     assert dataset.num_rows == 8 * num_samples
 
 
-def test_columns_of_ids_are_the_users_own(options: dict[str, Any], tmp_path: Path) -> None:
-    """The same id twice is two rows, told apart by row_id; a column with a name of ours is refused."""
-    ids = ["a", "a", None, "b"]
-    prompts = write_arrow(tmp_path / "ids.arrow", {"prompt": ["of rivers"] * 4, "id": ids})
-    changed = options | {"prompts": prompts}
-    assert run_here(**changed, output=tmp_path / "run").code == 0
-    rows = read_output(tmp_path / "run")
-    assert rows["id"].to_pylist() == ids and rows["row_id"].to_pylist() == [0, 1, 2, 3]
-    write_arrow(prompts, {"prompt": ["of rivers"], "row_id": [7]})
-    refused(run_here(**changed, output=tmp_path / "new"), "the output reserves: row_id; rename")
-
-
-def test_messages_go_through_the_chat_template(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
-    """The model sees the template's text, and it is written down as the prompt; messages are kept."""
-    chats: list[Any] = [
-        [{"role": "system", "content": "sing"}, {"role": "user", "content": "of rivers"}],
-        [{"role": "user", "content": "of the sea"}],
-        [],
-        None,
-        [{"role": "user", "content": None}],
-    ]
-    prompts = write_arrow(tmp_path / "chats.arrow", {"chat": chats})
-    changes = {"prompts": prompts, "messages_column": "chat"}
-    assert run_here(**(options | changes), output=tmp_path / "chat").code == 0
-    rows = read_output(tmp_path / "chat").to_pylist()
-    texts = ["[system] sing\n[user] of rivers\n[assistant] ", "[user] of the sea\n[assistant] "]
-    assert [row["prompt"] for row in rows] == [*texts, None, None, None]
-    assert [row["chat"] for row in rows] == chats
-    assert [row["error"] is None for row in rows] == [True, True, False, False, False]
-    plain = write_arrow(tmp_path / "plain.arrow", {"prompt": texts})
-    assert run_here(**(options | {"prompts": plain}), output=tmp_path / "plain").code == 0
-    expected = read_output(tmp_path / "plain")["completion_ids"].to_pylist()
-    assert [row["completion_ids"] for row in rows[:2]] == expected
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    assert rows[0]["num_prompt_tokens"] == len(tokenizer(texts[0])["input_ids"])
-
-
-def test_a_stop_string_ends_the_completion_before_itself(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    """Wherever it falls, inside a token or a block; rows without it are as they were."""
-    before = read_output(greedy[0]).to_pylist()
-    stops = [before[0]["completion"][9:12], before[1]["completion"][14], "no such text"]
-    assert run_here(**options, stop=stops, output=tmp_path / "run").code == 0
-    after = read_output(tmp_path / "run").to_pylist()
-    num_stopped = 0
-    for old, new in zip(before, after, strict=True):
-        found = [old["completion"].find(stop) for stop in stops if stop in old["completion"]]
-        if not found:
-            assert new["completion_ids"] == old["completion_ids"]
-            continue
-        num_stopped += 1
-        assert new["finish_reason"] == "stop"
-        assert new["completion"] == old["completion"][: min(found)]
-        assert new["completion_ids"] == old["completion_ids"][: new["num_completion_tokens"]]
-        assert new["num_completion_tokens"] <= old["num_completion_tokens"]
-    assert 2 <= num_stopped < len(before)
-
-
 def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, Ended]) -> None:
     """The end token is counted and kept, as the last id alone, and is not part of the text."""
     rows, ended = read_output(greedy[0]).to_pylist(), greedy[1]
@@ -124,17 +64,3 @@ def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, E
         assert row["finish_reason"] == ("stop" if ids[-1] == 0 else "length")
         assert len(ids) == 32 or row["finish_reason"] == "stop"
         assert "<|end|>" not in row["completion"]
-
-
-def test_the_length_ends_at_the_longest_sequence(options: dict[str, Any], tmp_path: Path) -> None:
-    """Prompt and completion together are never longer than --max_seq_len."""
-    changes = {"max_seq_len": 40, "max_new_tokens": 100}
-    assert run_here(**(options | changes), output=tmp_path / "run").code == 0
-    rows = read_output(tmp_path / "run").to_pylist()
-    lengths = [row["num_prompt_tokens"] + row["num_completion_tokens"] for row in rows]
-    assert all(
-        length == 40 if row["finish_reason"] == "length" else length <= 40
-        for row, length in zip(rows, lengths, strict=True)
-        if row["finish_reason"] != "error"
-    )
-    assert lengths.count(40) > 5

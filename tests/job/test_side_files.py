@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdist.config.generate import GenerateConfig
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.models.model_plan import with_model_defaults
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from specdist.models.files.generation import default_options, unused_settings
-from specdist.utils.errors import UserError
 from tests.job.launching import refused, run_here
 from tests.job.pair import Pair
 
@@ -80,36 +76,6 @@ def test_settings_of_the_file_are_defaults_by_the_names_of_options(folder: Path)
         f"--target {folder} has a generation_config.json: this run cannot use typical_p 0.6, which "
         "specdist does not support"
     )
-
-
-def test_options_that_were_given_win_over_the_file(folder: Path) -> None:
-    config = GenerateConfig(
-        prompts="p", output="o", target=str(folder), top_k=5, generation_config="model", seed=3
-    )
-    checkpoint = ask_for(folder, temperature=0.6, top_k=20, max_new_tokens=7)
-    found = with_model_defaults(config, checkpoint, {"top_k", "seed"})
-    assert (found.temperature, found.top_k, found.max_new_tokens, found.seed) == (0.6, 5, 7, 3)
-    assert with_model_defaults(dataclasses.replace(config, generation_config="none"), checkpoint).top_k == 5
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"temperature": "hot"}, "temperature is 'hot' in its generation_config.json: correct the file"),
-        ({"stop_strings": [1]}, r"stop_strings is \[1\] in its"),
-        ({"temperature": -1.0}, "cannot be used: --temperature -1.0 must be"),
-        (None, "has no generation_config.json: leave the option out"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused(
-    folder: Path, asked: dict[str, Any] | None, message: str
-) -> None:
-    checkpoint = ask_for(folder, **(asked or {}))
-    if asked is None:
-        (folder / "generation_config.json").unlink()
-    config = GenerateConfig(prompts="p", output="o", target=str(folder), generation_config="model")
-    with pytest.raises(UserError, match=f"--generation_config model: .*{message}"):
-        with_model_defaults(config, checkpoint)
 
 
 def test_a_run_with_the_models_settings(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from specdist.job.recording.closing import closing_lines
 from specdist.job.totals.card import write_card
 from specdist.job.totals.report import total_stats
 from specdist.job.totals.status import StatusReader
-from specdist.lab.plan.job import run_plan
-from specdist.lab.plan.options import PlanConfig
 from specdist.results.report import write_report
 from tests.finished_runs import write_run
 
@@ -45,14 +43,3 @@ def test_what_a_million_tokens_take_is_told_everywhere(folder: RunFolder) -> Non
     assert all(TOLD in found[place] for place in ("show", "status", "card"))
     assert "<td>price of a million tokens</td><td>600</td>" in found["report"]
     assert StatusReader(folder.path).read().to_json()["costs"] == TOLD
-
-
-def test_plans_have_their_costs() -> None:
-    options = {"target": "8b", "gpu": "h100-sxm", "num_prompts": 64}
-    text, document = run_plan(PlanConfig(**options, gpu_price=2.5), "plan")
-    chosen = document["recommended"]
-    hours = 1e6 / chosen["tokens_per_s_per_gpu"] / 3600
-    assert chosen["price_per_million_tokens"] == pytest.approx(2.5 * hours)
-    assert "price per M" in text and document["options"]["gpu_price"] == 2.5
-    plain, without = run_plan(PlanConfig(**options), "plan")
-    assert "per M" not in plain and "price_per_million_tokens" not in without["recommended"]

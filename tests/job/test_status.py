@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +15,6 @@ from specdist.cli import merge
 from specdist.cli import status as status_main
 from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals.status import StatusReader, error_kind
 from tests.data.samples import row_result
 from tests.job.launching import read_output
 
@@ -76,41 +73,10 @@ def test_the_status_of_a_running_run(finished: Path, capsys: pytest.CaptureFixtu
     assert "by alive since" in stdout and "by dead since" in stdout
 
 
-def test_shards_that_were_given_back_wait(finished: Path) -> None:
-    unfinish(finished, 1)
-    holder = member(finished, "alive", 1)
-    holder.leases.release(holder.leases.latest()["shard-00001"])
-    status = StatusReader(finished).read()
-    assert (status.num_done, status.running, status.failed, status.num_waiting) == (2, [], [], 1)
-
-
-def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Every look reads the heartbeat, however soon after the last one it is.
-    monkeypatch.setattr("specdist.data.leases.heartbeat.BEATS_PER_SILENCE", math.inf)
-    unfinish(finished, 1)
-    holder = member(finished, "elsewhere", 1)
-    holder.heartbeat._beat.process = replace(holder.heartbeat._beat.process, machine="another")
-    holder.heartbeat.beat()
-    assert [held.shard for held in StatusReader(finished).read().running] == [1]
-    os.utime(finished / "leases" / "elsewhere.beat", (0, 0))
-    reader = StatusReader(finished)
-    assert [held.shard for held in reader.read().failed] == [1]
-    # Then it beats: a clock was wrong.
-    holder.heartbeat.beat()
-    os.utime(finished / "leases" / "elsewhere.beat", (0, 0))
-    assert [held.shard for held in reader.read().running] == [1]
-
-
 def test_a_folder_without_a_run_has_no_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_main([str(tmp_path)]) == 2
     found = capsys.readouterr()
     assert found.out == "" and "is not the folder of a run" in found.err
-
-
-def test_errors_that_differ_in_numbers_are_of_one_kind() -> None:
-    assert error_kind("the prompt has 300 tokens, more than 127") == "the prompt has N tokens, more than N"
 
 
 def test_merging_gives_all_rows_in_order(

@@ -15,7 +15,7 @@ from specdist.data.formats.batches import Chat
 from specdist.data.formats.messages import chat_messages
 from specdist.data.formats.prompts import RowError, open_prompts
 from specdist.job.rows.row_requests import chat_warnings
-from specdist.job.texts.tokens import PromptEncoder, end_token_warnings
+from specdist.job.texts.tokens import PromptEncoder
 from tests.data.test_batches import TOOLS, write
 from tests.job.launching import parse, read_output, refused, run_here
 from tests.job.pair import Pair
@@ -137,13 +137,6 @@ def test_the_last_message_is_continued_where_that_is_asked_for(
         (told,) = chat_warnings(parse(**options, output="o"), prompts, found)
         assert told.startswith(f"{1 if continues else 2} of 5 rows") and "--continue_final_message" in told
         assert found.rendered([USER]).text.endswith("rivers>")
-
-
-def test_an_end_token_of_the_tokenizer_alone_is_told(tokenizer: PreTrainedTokenizerBase) -> None:
-    (told,) = end_token_warnings(tokenizer, {3}, [])
-    assert "<|end|> ends no completion" in told and "--stop '<|end|>'" in told
-    assert not end_token_warnings(tokenizer, {3, tokenizer.eos_token_id}, [])
-    assert not end_token_warnings(tokenizer, {3}, ["<|end|>"])
 
 
 def test_the_tools_of_a_row_are_in_its_prompt(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -22,11 +21,9 @@ from specdist.job.texts.tokens import (
     added_token_warnings,
     detokenizer_of,
     ids_within,
-    load_tokenizer,
 )
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.sampling.constraints.masker import ThinkingMarkers
-from specdist.utils.errors import UserError
 from tests.data.test_batches import write
 from tests.detokenizers import byte_level, llama, plain
 from tests.job.pair import write_arrow
@@ -102,18 +99,3 @@ def test_a_second_token_of_the_beginning_is_told_with_the_number_of_its_prompts(
     (tmp_path / "c.jsonl").write_text(json.dumps(chat[0]) + "\n")
     options = {"prompt_column": None, "messages_column": "messages", "limit": None}
     assert open_prompts(str(tmp_path / "c.jsonl"), **options).num_beginning_with("<s>", 1) == 0
-
-
-def test_a_tokenizer_is_loaded_once_while_its_files_stay_the_same(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    target = cast(
-        Checkpoint, SimpleNamespace(option="--target", name="a", folder=tmp_path, trusts_code=False)
-    )
-    first = load_tokenizer(target)
-    assert load_tokenizer(target) is first
-    byte_level().save_pretrained(tmp_path)
-    assert load_tokenizer(target).get_vocab() == byte_level().get_vocab() != first.get_vocab()
-    for path in tmp_path.iterdir():
-        path.write_text("{")
-    with pytest.raises(UserError, match="has no tokenizer that can be loaded"):
-        load_tokenizer(target)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from specdist.job.ranks.topology import Topology, join_world, local_device, why_no_gpu
+from specdist.job.ranks.topology import local_device, why_no_gpu
 from specdist.utils.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,15 +30,3 @@ def test_without_a_gpu_the_message_says_what_is_missing(
     # What it names is understood there.
     install = (REPOSITORY / "jobs/install.sh").read_text(encoding="utf-8")
     assert "SPECDIST_CUDA=cu126" in words and "SPECDIST_CUDA=cu126" in install
-
-
-def test_where_gloo_finds_no_interface_its_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("[gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to resolve hostname")
-
-    monkeypatch.setattr(dist, "init_process_group", fails)
-    topology = Topology(rank=0, world_size=2, tp_size=1, uses_draft=True, device=torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="GLOO_SOCKET_IFNAME=eth0"):
-        join_world(topology, (tmp_path / "meeting").as_uri())

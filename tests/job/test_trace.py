@@ -1,4 +1,4 @@
-"""--trace: a file per shard beside its statistics, complete whatever happened to the run."""
+"""--trace: a file per shard beside its statistics."""
 
 from __future__ import annotations
 
@@ -8,48 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.data.stats.traces import TracedToken
-from specdist.sampling.distributions import SamplingSettings
-from tests.engine.traced_rows import check_acceptance
-from tests.job.gate import Gate
-from tests.job.launching import Ended, read_output, run_here, shard_bytes
-from tests.job.pair import Pair
+from tests.job.launching import Ended, run_here, shard_bytes
 from tests.job.ranks import fork_ranks
-from tests.job.test_crash import fork_and_kill, num_logged
 
 # Ranks choose these tokens from shards of the vocabulary.
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
-SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
 
 
 def read_traces(output: Path) -> pa.Table:
     files = sorted(output.glob("stats/*.trace.arrow"))
     return pa.concat_tables(pa.ipc.open_file(file.read_bytes()).read_all() for file in files)
-
-
-def check_against_models(pair: Pair, output: Path) -> None:
-    """A sampled run's acceptance probabilities are those of both models' plain forward passes."""
-    target, draft = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (pair.target, pair.draft))
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    traces = read_traces(output).to_pylist()
-    assert traces
-    for row in read_output(output).to_pylist():
-        key = row["row_id"], row["sample_index"]
-        check_acceptance(
-            target,
-            draft,
-            [
-                TracedToken(**{name: token[name] for name in TracedToken._fields})
-                for token in traces
-                if (token["row_id"], token["sample_index"]) == key
-            ],
-            prompt_ids=tokenizer(row["prompt"])["input_ids"],
-            completion_ids=row["completion_ids"],
-            settings=SamplingSettings(temperature=SAMPLED["temperature"], top_k=SAMPLED["top_k"]),
-            row_key=(SAMPLED["seed"], *key),
-        )
 
 
 def test_it_holds_every_drafted_token_and_changes_none(
@@ -66,50 +35,16 @@ def test_it_holds_every_drafted_token_and_changes_none(
     assert accepted / drafted == pytest.approx(totals["draft_acceptance_rate"])
     row_ids = traces.column("row_id").to_pylist()
     assert row_ids == sorted(row_ids)
-
-
-def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    slow = options | SLOW | SAMPLED
-    assert run_here(**slow, output=tmp_path / "whole").code == 0
-    output = tmp_path / "killed"
-    code = fork_and_kill(
-        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4,
-        gate=Gate(tmp_path / "gate"),
-        **slow,
-        output=output,
-    )
-    assert code is not None and code < 0
-    assert not list(output.glob("stats/shard-00001*"))
-    assert run_here(**slow, output=output).code == 0
-    assert_same(read_traces(tmp_path / "whole"), read_traces(output))
-
-
-def assert_same(one: pa.Table, other: pa.Table) -> None:
-    exact = ["row_id", "sample_index", "round", "depth", "position", "token_id", "is_verified", "is_accepted"]
-    assert one.select(exact).equals(other.select(exact))
-    # Another batch, or a sliced model, rounds otherwise.
-    for name in ("entropy", "draft_probability", "top_probability", "acceptance_probability"):
-        pairs = zip(one.column(name).to_pylist(), other.column(name).to_pylist(), strict=True)
-        assert all(left == pytest.approx(right, rel=1e-3, abs=1e-5) for left, right in pairs)
-
-
-def test_a_traced_run_cannot_go_on_without(options: dict[str, Any], tmp_path: Path) -> None:
-    assert run_here(**options, trace=True, output=tmp_path / "run").code == 0
-    refused = run_here(**options, output=tmp_path / "run")
-    assert refused.code != 0 and "trace" in refused.stderr
-
-
-def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_path: Path) -> None:
-    ended = run_here(**(options | {"draft": None}), trace=True, output=tmp_path / "run")
-    assert ended.code == 0 and not list(tmp_path.glob("run/stats/*.arrow"))
+    again = run_here(**options, output=tmp_path / "run")
+    assert again.code == 2 and "trace" in again.stderr
 
 
 @pytest.mark.ranks
-def test_ranks_trace_too(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
-    """The draft's features travel."""
+def test_ranks_trace_too(options: dict[str, Any], tmp_path: Path) -> None:
+    """The draft's features travel; what they say of both models is the matter of
+    tests/engine/test_tracing.py."""
     sampled, output = options | SAMPLED | {"trace": True, "limit": 10}, tmp_path / "ranks"
     ended = fork_ranks(2, **sampled, overlap="synchronous", output=output)
     assert ended.code == 0, ended.stderr
-    check_against_models(pair, output)
+    traces = read_traces(output)
+    assert len(traces) and min(traces.column("draft_probability").to_pylist()) > 0

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import dynamic_module_utils
 
-from specdist.cli import generate
 from specdist.lab.plan.job import open_model
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
-from tests.job.ranks import fork_ranks
 
 # A family of its own, that is Llama; whoever imports it leaves a mark.
 CODE = """
@@ -87,22 +83,3 @@ def test_code_of_a_model_runs_with_consent(
         file.write("# changed\n")
     ended = run_here(**(options | {"target": own}), trust_remote_code=True, output=output)
     assert "\n  target: " in ended.stderr and ended.code == 2
-
-
-def generate_with_modules_beside(arguments: Sequence[str]) -> int:
-    """The job in a rank, which copies a model's code beside the run's folder."""
-    folder = Path(arguments[arguments.index("--output") + 1]).with_name("modules")
-    dynamic_module_utils.HF_MODULES_CACHE = os.environ["HF_MODULES_CACHE"] = str(folder)
-    return generate(arguments)
-
-
-@pytest.mark.ranks
-def test_ranks_read_slices_of_a_model_with_code_of_its_own(
-    options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
-) -> None:
-    """Each target rank builds the model by its code, and cuts its slices out of the files."""
-    changes = {"target": own, "tp_size": 2, "trust_remote_code": True}
-    ended = fork_ranks(2, generate_with_modules_beside, **(options | changes), output=tmp_path / "run")
-    assert ended.code == 0, ended.stderr
-    assert len(list((tmp_path / "imported").iterdir())) == 2
-    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])

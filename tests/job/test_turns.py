@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from specdist.sampling.keys import stream_key
-from tests.job.launching import read_output, refused, run_here
+from tests.job.launching import read_output, run_here
 from tests.job.pair import write_arrow
-from tests.job.ranks import fork_ranks
 
 TURNS = [
     ["of rivers and of the sea", "and where do they begin"],
@@ -37,20 +36,15 @@ def run(options: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.ranks
 def test_every_turn_is_the_answer_to_the_conversation_before_it(run: dict[str, Any], tmp_path: Path) -> None:
-    """As runs over the chats give it, turn by turn; with the draft on a rank of its own the same."""
+    """As runs over the chats give it, turn by turn."""
     assert run_here(**run, output=tmp_path / "run").code == 0
-    assert fork_ranks(2, **run, output=tmp_path / "two").code == 0
     rows = read_output(tmp_path / "run").to_pylist()
     assert [row["error"] for row in rows] == ERRORS
     # The turns before one that cannot be used are kept.
     assert [len(row["turn_completions"] or []) for row in rows] == [2, 1, 3, 1, 0, 0]
     assert rows[USABLE]["finish_reason"] == "error" and rows[USABLE]["completion"] == ""
     assert [row["turns"] for row in rows] == TURNS and [row["number"] for row in rows] == list(range(6))
-    assert read_output(tmp_path / "two")["turn_completion_ids"].to_pylist() == [
-        row["turn_completion_ids"] for row in rows
-    ]
     sums = {name: [0] * USABLE for name in ("num_prompt_tokens", "num_completion_tokens")}
     for number in range(3):
         known = [row for row in rows[:USABLE] if len(row["turns"]) > number]
@@ -117,9 +111,3 @@ def test_the_thinking_of_earlier_turns_is_not_repeated(run: dict[str, Any], tmp_
     (row,) = read_output(tmp_path / "long").to_pylist()
     assert row["finish_reason"] == "error" and row["error"].startswith("turn 2: the prompt has ")
     assert row["completion"] == "" and len(row["turn_completions"]) == 1
-
-
-@pytest.mark.usefixtures("no_models")
-def test_a_column_of_no_turns_is_refused(run: dict[str, Any], tmp_path: Path) -> None:
-    ended = run_here(**(run | {"turns_column": "number"}), output=tmp_path / "run")
-    refused(ended, "--turns_column number has type int64, but it must be a list of texts")

@@ -56,8 +56,6 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=1
 JobRequeue=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 KillWait=20
 SlurmdTimeout=6
 MessageTimeout=5
@@ -65,7 +63,6 @@ TCPTimeout=2
 NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=64 \
 RealMemory=1000000 TmpDisk=1000000 Gres=gpu:{num_gpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-PartitionName=urgent Nodes=ALL PriorityTier=2 MaxTime=INFINITE State=UP
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,53 @@ import pytest
 from tests.job.killing import wait_until
 from tests.ranks import REPOSITORY
 from tests.slurm.cluster import NUM_GPUS, Cluster, missing
-from tests.slurm.nvidia import launches, write_launch, write_nvidia_smi
 
 NODE = [f"00000000:{bus:02X}:00.0" for bus in range(4)]
+# What it was launched with, a file for each launch.
+LAUNCH = """#!/bin/sh
+name=$(hostname)-${{SLURM_LOCALID:-0}}
+echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" >{folder}/$name.part
+mv {folder}/$name.part {folder}/$name.launched
+"""
+
+
+def write_nvidia_smi(folder: Path, bus_ids: Sequence[str]) -> Path:
+    """A folder for the PATH, in which nvidia-smi knows these GPUs."""
+    listed, queried = [], []
+    for index, bus_id in enumerate(bus_ids):
+        listed.append(f"GPU {index}: Some GPU (UUID: GPU-{index}aaa-bbb)")
+        queried.append(f"{index}, GPU-{index}aaa-bbb, {bus_id}")
+    script = "\n".join(
+        [
+            "#!/bin/sh",
+            'if [ "$1" = -L ]; then cat <<EOF',
+            *listed,
+            "EOF",
+            "else cat <<EOF",
+            *queried,
+            "EOF",
+            "fi",
+        ]
+    )
+    return _script(folder, "nvidia-smi", script + "\n")
+
+
+def write_launch(folder: Path) -> Path:
+    """A program in place of the Python that would launch the ranks."""
+    return _script(folder, "launch", LAUNCH.format(folder=folder)) / "launch"
+
+
+def launches(folder: Path) -> dict[str, str]:
+    """``CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES`` by node and replica."""
+    return {path.stem: path.read_text().strip() for path in folder.glob("*.launched")}
+
+
+def _script(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return folder
 
 
 def launch(folder: Path, local_id: int, num_gpus: int, **told: str) -> tuple[int, str, str]:
@@ -71,31 +115,24 @@ def test_too_few_gpus_are_a_message(tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture
-def cluster() -> Iterator[tuple[Cluster, Path]]:
-    """One node, and a folder that its processes may write to."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
-        folder = Path(name)
-        (folder / "node").mkdir()
-        with Cluster(folder, 1) as found:
-            yield found, folder / "node"
-
-
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
-@pytest.mark.parametrize(
-    "is_asked", [True, False], ids=["GPUs of Slurm's", "GPUs that Slurm knows nothing of"]
-)
-def test_two_replicas_of_a_job_share_no_gpu(cluster: tuple[Cluster, Path], is_asked: bool) -> None:
-    slurm, folder = cluster
-    write_nvidia_smi(folder, NODE)
-    environment = {"REPLICAS": "2", "GPUS_PER_REPLICA": "2", "SPECDIST_PYTHON": str(write_launch(folder))}
-    environment["PATH"] = f"{folder}:{slurm.environment['PATH']}"
-    job = slurm.submit(
-        REPOSITORY, environment, f"--gpus-per-node={NUM_GPUS if is_asked else 0}", "--cpus-per-task=2",
-        "--no-requeue", f"--output={folder}/log", "slurm/run.sh", "some.yaml",
-    )  # fmt: skip
-    assert job
-    wait_until(lambda: not slurm.states())
-    assert launches(folder) == {"n0-0": "PCI_BUS_ID 0,1", "n0-1": "PCI_BUS_ID 2,3"}, (
-        folder / "log"
-    ).read_text()
+def test_replicas_of_a_job_on_two_nodes_share_no_gpu() -> None:
+    """Of GPUs that are Slurm's, and of such that it knows nothing of."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, Cluster(Path(name), 2) as slurm:
+        for num_asked in (NUM_GPUS, 0):
+            folder = Path(name) / f"asked-{num_asked}"
+            write_nvidia_smi(folder, NODE)
+            environment = {
+                "REPLICAS": "2", "GPUS_PER_REPLICA": "2", "SPECDIST_PYTHON": str(write_launch(folder)),
+                "PATH": f"{folder}:{slurm.environment['PATH']}",
+            }  # fmt: skip
+            slurm.submit(
+                REPOSITORY, environment, "--nodes=2", f"--gpus-per-node={num_asked}", "--cpus-per-task=2",
+                "--no-requeue", f"--output={folder}/log", "slurm/run.sh", "some.yaml",
+            )  # fmt: skip
+            wait_until(lambda: not slurm.states())
+            assert launches(folder) == {
+                f"{node}-{replica}": f"PCI_BUS_ID {gpus}"
+                for node in ("n0", "n1")
+                for replica, gpus in enumerate(("0,1", "2,3"))
+            }, (folder / "log").read_text()

@@ -34,20 +34,19 @@ COMMANDS = {
 STOP, REQUEUE = "scancel --quiet --signal=TERM {}", "requeue {}"
 
 
+NO_ARRAY, OWN_ID, OTHER_ID = (("7",), "7"), (("7", "7", "3"), "7_3"), (("9", "7", "3"), "9")
+
+
 @pytest.mark.parametrize(
-    ("ids", "name"),
-    [(("7",), "7"), (("7", "7", "3"), "7_3"), (("9", "7", "3"), "9")],
-    ids=["no-array", "array's-own-id", "other-id"],
-)
-@pytest.mark.parametrize(
-    ("signal", "state", "told"),
+    ("ids", "name", "signal", "state", "told"),
     [
-        ("", "RUNNING", [REQUEUE, REQUEUE]),
-        ("", "COMPLETING", []),
-        ("USR1", "RUNNING", [STOP, REQUEUE, REQUEUE]),
-        ("TERM", "RUNNING", [STOP]),
+        (*NO_ARRAY, "", "RUNNING", [REQUEUE, REQUEUE]),
+        (*OWN_ID, "", "COMPLETING", []),
+        (*OWN_ID, "USR1", "RUNNING", [STOP, REQUEUE, REQUEUE]),
+        (*OTHER_ID, "USR1", "RUNNING", [STOP, REQUEUE, REQUEUE]),
+        (*OWN_ID, "TERM", "RUNNING", [STOP]),
     ],
-    ids=["failure", "cancelled", "time-limit", "preempted"],
+    ids=["failure", "cancelled", "time-limit", "time-limit of another id", "preempted"],
 )
 def test_a_job_names_itself_alone(
     ids: tuple[str, ...], name: str, signal: str, state: str, told: list[str], tmp_path: Path

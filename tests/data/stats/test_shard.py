@@ -57,13 +57,6 @@ def test_a_sum_does_not_depend_on_the_order_and_survives_json() -> None:
     assert expected.work_span.begin_unix_ns > 0
 
 
-def test_adding_does_not_change_what_is_added() -> None:
-    part, other = some_stats(1), some_stats(2)
-    part.add(other)
-    part.observe_block(num_drafted=5, num_accepted=5)
-    assert other == some_stats(2)
-
-
 def test_blocks_are_counted_by_position_and_length() -> None:
     stats = Stats()
     for drafted, accepted in ((3, 3), (3, 1), (2, 0), (0, 0)):
@@ -98,13 +91,6 @@ def test_tokens_drafted_ahead_are_counted_by_their_outcome() -> None:
     assert stats.summary()["miss_catch_rate"] == 0.5
 
 
-def test_trusted_tokens_of_a_lossy_run_count_as_accepted() -> None:
-    stats = Stats()
-    stats.observe_block(num_drafted=4, num_accepted=4, num_trusted=3)
-    stats.observe_block(num_drafted=3, num_accepted=2, num_trusted=2)
-    assert (stats.num_accepted_tokens, stats.num_trusted_tokens) == (6, 5)
-
-
 def test_the_fit_recovers_the_costs_that_made_the_times() -> None:
     generator = random.Random(3)
     sums = CostSums()
@@ -125,28 +111,6 @@ def test_the_fit_recovers_the_costs_that_made_the_times() -> None:
     assert measured is not None and measured["r_squared"] == pytest.approx(fit["r_squared"], abs=1e-3)
     wrong = sums.explained_by(112e6, 23.4e6)
     assert wrong is not None and wrong["r_squared"] < 0.5
-
-
-def test_shards_are_observations_of_a_regression_of_their_own() -> None:
-    shards = []
-    for num_draft, num_target in ((500, 100), (300, 100), (800, 90), (200, 120)):
-        shard = Stats(num_draft_passes=num_draft, num_target_passes=num_target)
-        shard.draft_ns.draft, shard.target_ns.verify = 2_000_000 * num_draft, 9_000_000 * num_target
-        # Read back after a crash and closed again, it is still one.
-        shard.close_shard()
-        shard.close_shard()
-        shards.append(shard)
-    fit = total(shards).costs()["fitted_over_shards"]
-    assert fit["t_draft_s"] == pytest.approx(0.002) and fit["t_target_s"] == pytest.approx(0.009)
-    assert fit["r_squared"] == pytest.approx(1)
-    assert total(shards[:2]).costs()["fitted_over_shards"] is None
-
-
-def test_a_fixed_length_says_that_it_cannot_tell_the_costs_apart() -> None:
-    sums = CostSums()
-    for targets in range(50, 100):
-        sums.observe(time_ns=10**9 * targets, num_draft_passes=5 * targets, num_target_passes=targets)
-    assert sums.fit() is None
 
 
 def test_parts_add_up_to_the_whole() -> None:
