@@ -45,7 +45,7 @@ DATA_FAULTS = (
         "                if digest:\n",
         (PUBLISHING,)),
     Mutant("who-finds-anothers-data-overwrites-it", "Attempt.publish_data",
-        "            return publish(own, data) if decision is None else _publish_decided(own, data, decision)\n",
+        "            return publish(self._own(self._paths.data), self._paths.data)\n",
         "            return self.replace_data()\n",
         (PUBLISHING,)),
     # Rows of unfinished shards.
@@ -70,14 +70,6 @@ DATA_FAULTS = (
         "            pass\n",
         (PARTS,)),
     # Converted prompts.
-    Mutant("converted-rows-before-types-widened-are-lost", "_convert",
-        "for batch in _batches(pieces[:-1]):",
-        "for batch in _batches(pieces[-2:-1]):",
-        (CONVERTED,)),
-    Mutant("converted-rows-of-a-file-that-has-changed", "converted._converted",
-        "if not (about.exists() and WatchedFiles(files).are(_digested(about))):",
-        "if not about.exists():",
-        (CONVERTED,)),
     # Two of something.
     Mutant("files-of-several-splits-are-one-input", "inputs.check_split",
         "    if found and not set.intersection(*found):\n",

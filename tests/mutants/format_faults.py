@@ -109,8 +109,4 @@ FORMAT_FAULTS = (
         "        if error.errno is None:\n            raise\n",
         "        raise\n",
         (REFUSALS,)),
-    Mutant("damaged-text-of-an-option-is-a-traceback", "Prompts.values",
-        "        except (UnicodeDecodeError, JsonError) as error:\n            row, reason",
-        "        except JsonError as error:\n            row, reason",
-        (REFUSALS, "tests/job/test_input_refusals.py")),
 )

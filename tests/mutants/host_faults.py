@@ -11,10 +11,6 @@ NEXT_ROUND = "tests/engine/test_next_round.py"
 TEXT_COSTS, BUSY = "tests/job/test_text_costs.py", "tests/job/test_busy_starts.py"
 
 HOST_FAULTS = (
-    Mutant("a-thread-that-waited-for-a-processor-raises-no-doubt", "PassTimes.doubt",
-        "self._undisturbed.get(size, math.inf)",
-        "self._undisturbed.get(size, 0)",
-        (f"{BUSY}::test_a_pass_whose_thread_waited_for_a_processor_is_doubtful_and_so_is_an_implausible_step",)),
     Mutant("corrected-costs-reach-a-shard-that-is-begun", "Corrections.may_begin",
         "return shard.costs_revision == self._revision",
         "return True",
@@ -82,13 +78,9 @@ HOST_FAULTS = (
         "",
         (f"{NEXT_ROUND}::test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_places",)),
     Mutant("accepted-candidates-are-appended-during-the-next-pass", "Engine._commit",
-        'self._pipeline.add("before_pass", partial(self._commit_rest, this, over))',
-        'self._pipeline.add("during_pass", partial(self._commit_rest, this, over))',
+        'self._before_pass.append(partial(self._commit_rest, this, over))',
+        'self._during_pass.append(partial(self._commit_rest, this, over))',
         (NEXT_ROUND,), is_dangerous=True),
-    Mutant("a-stage-does-the-other-one-s-work", "Pipeline.take",
-        "for each, work in self._queue if each == stage]",
-        "for each, work in self._queue]",
-        (MEANWHILE, NEXT_ROUND)),
     Mutant("shard-counts-as-finished-before-its-files-are-there", "Uploads.start",
         "        self._running.append((self._pool.submit(publish), then))\n",
         "        then(True)\n        self._running.append((self._pool.submit(publish), lambda is_mine: None))\n",
