@@ -31,6 +31,7 @@ from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Re
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.models.model_plan import plan_models
+from specdist.job.ranks.restart import is_out_of_memory
 from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
@@ -43,7 +44,7 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.files.generation import default_options, unused_settings
-from specdist.utils.errors import UserError
+from specdist.utils.errors import UserError, short_text
 
 # Text, token ids, or chat messages for the target's chat template.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -178,7 +179,7 @@ class SpeculativeLLM:
             use_tqdm: show a progress bar.
 
         A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
-        Raises torch's error where memory runs out: a smaller ``max_num_seqs`` needs less.
+        Raises :class:`UserError` where memory runs out: a smaller ``max_num_seqs`` needs less.
         """
         sampling = sampling or self.default_sampling
         config = self._config(sampling)
@@ -225,11 +226,19 @@ class SpeculativeLLM:
         self._replica.resample(config)
         stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
         recorder = StatsRecorder()
-        with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
-            for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():
-                request = completion.request
-                found[request.row_id, request.sample_index] = _result(completion)
-                bar.update()
+        try:
+            with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
+                for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():
+                    request = completion.request
+                    found[request.row_id, request.sample_index] = _result(completion)
+                    bar.update()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"memory ran out ({short_text(error)}): make another SpeculativeLLM with a smaller "
+                "max_num_seqs or max_num_batched_tokens"
+            ) from error
         self._stats = recorder.close_shard(0)
         return [found[key] for key in sorted(found)]
 

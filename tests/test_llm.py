@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import specdist
 from specdist import SamplingOptions, SpeculativeLLM
+from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair
@@ -115,6 +117,16 @@ def test_what_the_job_refuses_is_refused_here_too(pair: Pair, llm: SpeculativeLL
         llm.generate([mixed], GREEDY, use_tqdm=False)
     with pytest.raises(UserError, match="--temperature -1"):
         llm.generate(["a"], SamplingOptions(temperature=-1), use_tqdm=False)
+
+
+def test_lack_of_memory_says_what_needs_less(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    llm = SpeculativeLLM(str(pair.target), device="cpu", max_num_seqs=4)
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    with pytest.raises(UserError, match=r"memory ran out \(CUDA out .*2.00 GiB.*with a smaller max_num_seqs"):
+        llm.generate(["the fox"], GREEDY, use_tqdm=False)
 
 
 def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> None:

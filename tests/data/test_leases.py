@@ -195,6 +195,14 @@ def test_a_lease_made_anew_under_the_same_number_is_watched_by_its_new_holder(tm
     assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Lease(NAME, 2)
 
 
+def test_the_end_of_a_new_holder_is_noticed_while_the_old_one_lives_on(tmp_path, first, second):
+    assert first.take(NAME) == Lease(NAME, 1)
+    assert second.take(NAME) is None
+    first.leases.forget(NAME)
+    assert Member(tmp_path, "third").take(NAME) == Lease(NAME, 1)
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Lease(NAME, 2)
+
+
 def test_generations_continue_after_those_of_the_part_logs(first):
     assert first.take(NAME, above=5) == Lease(NAME, 6)
 

@@ -72,7 +72,7 @@ def test_asked_after_several_steps_it_drafts_the_same_blocks(
 
     def generated() -> tuple[Any, ...]:
         options: dict[str, Any] = {"eos": [7, 9], "max_new_tokens": 60, "max_num_seqs": 5, **ahead}
-        replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, **options)
+        replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, settings=PLAIN, **options)
         asked: list[Any] = []
         replica.policy = policy = goodput(replica.settings, per_token=50)
         plan = policy._sequences_that_pay

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from specdist.cli import merge as merge_main
-from specdist.job.rows.openai_results import _text
+from specdist.job.rows.openai_results import _Results, _text
+from specdist.job.texts.tokens import detokenizer_of
 from tests.data.test_batches import TOOLS, chat, write
+from tests.detokenizers import llama
 from tests.job.launching import Ended, read_output, run_here
 from tests.job.pair import write_arrow
 
@@ -168,6 +170,28 @@ def run_merge(folder: Path, output: Path) -> tuple[int, str]:
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         code = merge_main([str(folder), "--output", str(output), "--format", "openai"])
     return code, text.getvalue()
+
+
+def test_the_texts_of_tokens_are_together_the_completion() -> None:
+    """With the space before its first word, whole characters, and nothing of the stop string."""
+    tokenizer = llama()
+    results = object.__new__(_Results)
+    results.__dict__ |= {"_tokenizer": tokenizer, "_detokenizer": detokenizer_of(tokenizer)}
+    names = ["▁sky", *(f"<0x{byte:02X}>" for byte in "你".encode()), "<|mark|>", "END", "</s>"]
+    ids = tokenizer.convert_tokens_to_ids(names)
+    others = tokenizer.convert_tokens_to_ids(["▁the", "<0xE4>", "</s>"])
+    row = {
+        "prompt": "the", "completion": " sky你E", "finish_reason": "stop", "completion_ids": ids,
+        "logprobs": [-1.0] * len(ids), "top_logprob_ids": [[token_id, *others] for token_id in ids],
+        "top_logprobs": [[-1.0, -2.0, -3.0, -4.0]] * len(ids),
+    }  # fmt: skip
+    found = results._logprobs(row, 4, is_chat=False)
+    assert found["tokens"] == [" sky", "", "", "你", "<|mark|>", "E"]
+    assert found["text_offset"] == [0, 4, 4, 4, 5, 5]
+    assert list(found["top_logprobs"][0]) == [" sky", " the", "", "</s>"]
+    assert next(iter(found["top_logprobs"][3])) == "你"
+    content = results._logprobs(row, 4, is_chat=True)["content"]
+    assert bytes(byte for item in content for byte in item["bytes"] or ()).decode() == row["completion"]
 
 
 def test_thinking_is_the_reasoning_content_of_a_result() -> None:

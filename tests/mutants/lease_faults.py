@@ -31,4 +31,8 @@ LEASE_FAULTS = (
         "in_order = sorted(leases, key=lambda lease: lease.generation)",
         "in_order = sorted(leases, key=lambda lease: -lease.generation)",
         (LEASES,)),
+    Mutant("holder-of-lease-never-read-again", "Leases._is_free",
+        "if holder is not None and num_looks < MAX_LOOKS and",
+        "if holder is not None and",
+        (LEASES,)),
 )

@@ -86,4 +86,8 @@ POLICY_FAULTS = (
         "                goes_on_R &= rows.most_R > length\n",
         "                pass\n",
         (AT_ONCE,)),
+    Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop.launch",
+        "is_known = self._runs.unknown is None or not self._policy.is_for_batch",
+        "is_known = True",
+        (AT_ONCE,)),
 )
