@@ -32,7 +32,7 @@ JOB = "specdist.job.generate"
 # A round's files are those that define these: what is merged makes them fewer, wherever it is moved.
 SYNCHRONOUS = """
     Engine.step Scheduler Sequence ProposalRequest DraftWorker DraftLoop Verifier Dense sample_next_tokens
-    ModelRunner NewBlocks LocalTarget StopRules NextRound PageTable RandomKeys GivenSteps DraftState
+    ModelRunner NewBlocks LocalTarget StopRules NextRound PageTable RandomKeys LaunchedSteps DraftState
     PolicyState DraftRuns Feedback
 """
 # goodput, work ahead with branches, graphs, a sharded target.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.draft.steps.draft_state import NOWHERE, StepScores
+from specdist.engine.draft.steps.draft_state import NO_POSITION, StepScores
 
 NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 5, 4, 7
 
@@ -20,11 +20,11 @@ def test_scores_are_those_of_their_places(kind: str) -> None:
     slots_W, positions_W = np.array([2, 3, 0, 2, 4, 1]), np.array([2, 3, 1, 0, 1, 0])
     expected_WV = kept[positions_W, slots_W]
     if kind == "some nowhere":
-        positions_W[[0, 4]], expected_WV[[0, 4]] = NOWHERE, 0.0
+        positions_W[[0, 4]], expected_WV[[0, 4]] = NO_POSITION, 0.0
     if kind == "some certain":
         scores.keep_certain((slots_W[1:3], positions_W[1:3]), np.array([5, 6]))
         expected_WV[1:3] = 0.0
         expected_WV[[1, 2], [5, 6]] = 9.0
     if kind == "none":
-        positions_W[:], expected_WV = NOWHERE, torch.zeros(6, VOCAB_SIZE)
+        positions_W[:], expected_WV = NO_POSITION, torch.zeros(6, VOCAB_SIZE)
     assert scores.at(slots_W, positions_W, certainty=9.0).equal(expected_WV)

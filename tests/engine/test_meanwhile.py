@@ -171,14 +171,14 @@ def test_the_device_looks_for_branches_before_the_host_waits_for_the_first_token
         return [each.token_ids for each in completions], replica.stats_recorder.shard(0).num_branches
 
     expected = found()
-    for name in ("_give", "_receive"):
+    for name in ("_launch_steps", "_collect_steps"):
         monkeypatch.setattr(DraftLoop, name, noting(getattr(DraftLoop, name), events))
     monkeypatch.setattr(branches, "likeliest", noting(branches.likeliest, events))
     monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     assert found() == expected
     assert expected[1] > 20
     before = [events[index - 1] for index, event in enumerate(events) if event == "likeliest"]
-    assert before.count("_give") > 0.6 * len(before) > 10
+    assert before.count("_launch_steps") > 0.6 * len(before) > 10
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -189,8 +189,8 @@ def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_draft
     ahead, wide = RoundShape(num_ahead=4, num_branches=2), RoundShape(num_ahead=3, num_branches=1)
     chosen = itertools.cycle([ahead, ahead, SYNCHRONOUS, ahead, ALONE, wide, ahead, LISTEN, wide])
     events: list[str] = []
-    monkeypatch.setattr(DraftLoop, "_give", noting(DraftLoop._give, events))
-    monkeypatch.setattr(DraftLoop, "_receive", noting(DraftLoop._receive, events))
+    monkeypatch.setattr(DraftLoop, "_launch_steps", noting(DraftLoop._launch_steps, events))
+    monkeypatch.setattr(DraftLoop, "_collect_steps", noting(DraftLoop._collect_steps, events))
     monkeypatch.setattr(AheadDrafter, "_choose", noting(AheadDrafter._choose, events))
     monkeypatch.setattr(ScriptedChooser, "shape_ahead", lambda *_, **__: next(chosen))
     monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: waits)
@@ -205,7 +205,7 @@ def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_draft
     assert found == [each.token_ids for each in Harness(target, None, **about).generate(requests)]
     assert replica.stats_recorder.shard(0).num_accepted_tokens > 20
     orders = [events[index - 1 : index + 2] for index, event in enumerate(events) if event == "_choose"]
-    assert orders.count(["_give", "_choose", "_receive"]) > 0.4 * len(orders) > 10
+    assert orders.count(["_launch_steps", "_choose", "_collect_steps"]) > 0.4 * len(orders) > 10
 
 
 def noting(function: Callable[..., Any], events: list[str]) -> Callable[..., Any]:

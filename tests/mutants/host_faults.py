@@ -65,7 +65,7 @@ HOST_FAULTS = (
         "        learn()\n        num_first_S",
         "        num_first_S",
         ("tests/engine/test_feedback.py",)),
-    Mutant("a-step-more-for-those-that-want-the-fewest", "DraftLoop._give",
+    Mutant("a-step-more-for-those-that-want-the-fewest", "DraftLoop._launch_steps",
         "active_A[num_wanted_A > depth]",
         "active_A[num_wanted_A >= depth]",
         ("tests/engine/test_draft_loop.py", "tests/engine/test_policies.py")),

@@ -38,7 +38,7 @@ POLICY_FAULTS = (
         "drafting.shorten(index_A, self._policy.wants(asked))",
         "drafting.shorten(index_A, np.maximum(self._policy.wants(asked), drafting.num_steps))",
         (RUNS,)),
-    Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._receive",
+    Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._collect_steps",
         "            drafting.num_wanted_R[is_over_R] = 0\n",
         "",
         (RUNS,)),
@@ -87,7 +87,7 @@ POLICY_FAULTS = (
         "                pass\n",
         (AT_ONCE,)),
     Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop.launch",
-        "is_known = self._runs.unknown is None or not self._policy.is_for_batch",
+        "is_known = self._runs.pending is None or not self._policy.is_for_batch",
         "is_known = True",
         (AT_ONCE,)),
 )

@@ -95,8 +95,8 @@ SAMPLING_FAULTS = (
          "    total_W1 = mass_WV.sum(dim=1, keepdim=True)\n"),
         (SYNCHRONOUS,)),
     Mutant("residual-of-another-rows-draft", "DraftWorker._resolve",
-        "np.where(is_rejected_R[drawn], positions_W, NOWHERE)))",
-        "np.where(is_rejected_R[drawn], positions_W, NOWHERE)).roll(1, 0))",
+        "draft_W = Dense(state.scores.at(slots_W, scored_W))",
+        "draft_W = Dense(state.scores.at(slots_W, scored_W).roll(1, 0))",
         (SYNCHRONOUS,)),
     # Which distribution.
     Mutant("draft-reports-probabilities-before-temperature-and-filters", "DraftDraws.draw",

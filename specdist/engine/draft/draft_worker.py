@@ -25,7 +25,7 @@ import numpy as np
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter, FirstAhead, verify_first
 from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
+from specdist.engine.draft.steps.draft_state import NO_POSITION, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.draft.steps.policy_state import Feedback, PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
@@ -207,7 +207,8 @@ class DraftWorker:
             next_token_ids_R = next_token_ids_R.copy()
             drawn = np.flatnonzero(next_token_ids_R == DRAW)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
-            draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
+            scored_W = np.where(is_rejected_R[drawn], positions_W, NO_POSITION)
+            draft_W = Dense(state.scores.at(slots_W, scored_W))
             sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
             next_token_ids_R[drawn] = self._draft_loop.next_tokens(
                 sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from specdist.engine.draft.steps.draft_features import Places
-from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
+from specdist.engine.draft.steps.draft_state import NO_POSITION, DraftState
 from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.payoff import RoundChooser, RoundShape
@@ -236,7 +236,7 @@ class DraftBranches:
         is_caught_R = np.zeros(len(slots_R), bool)
         positions_R = state.num_committed[slots_R] - 1
         # After a hit no branch is needed.
-        wanted_R = np.where(is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
+        wanted_R = np.where(is_hit_R, NO_POSITION, state.token_ids[slots_R, positions_R])
         index_B, draft_slots_B, lengths_B = self.table.find(slots_R, positions_R, wanted_R)
         if len(index_B):
             slots_B, positions_B = slots_R[index_B], positions_R[index_B]

@@ -1,7 +1,7 @@
-"""The draft loop: give the draft's device steps, receive what they have drawn, and take what is kept of it.
+"""The draft loop: launch steps on the draft's device, collect what they have drawn, and keep a part of it.
 
 On a host, and where logits are processed, a run is one step. A device would stand still while the host asks a
-policy after each: it is given *runs* of steps, and the host waits once for what they have drawn. The policy
+policy after each: it gets *runs* of steps, and the host waits once for what they have drawn. The policy
 then says how long the blocks are, by the features of these tokens, or by a trained head's estimates of them.
 What a run has drawn beyond the end of a block is dropped unseen: no length depends on it, so the block is the
 one that single steps draft. Sequences that have stopped are left out of the next run.
@@ -97,7 +97,7 @@ class DraftLoop:
         """Drawn next tokens, on the host; or what stands for them until :meth:`extend` has put them there."""
         if must_be_known or self._waits:
             return token_ids_W.cpu().numpy()
-        self._runs.unknown = NextTokens(token_ids_W, places_W)
+        self._runs.pending = NextTokens(token_ids_W, places_W)
         # In their places, an id after which tokens are drafted.
         return np.full(len(token_ids_W), self.is_stop_V.argmin())
 
@@ -107,10 +107,10 @@ class DraftLoop:
         try:
             return self.collect(self.launch(draft_batch))
         finally:
-            self._runs.unknown = None
+            self._runs.pending = None
 
     def launch(self, draft_batch: DraftBatch) -> Drafting:
-        """Begin to :meth:`extend`: give the device its first run of steps, without waiting for it."""
+        """Begin to :meth:`extend`: launch the first run of steps, without waiting for it."""
         num_wanted_R, tails_R = self.num_wanted(draft_batch), draft_batch.tails_R
         limits_R = tails_R + num_wanted_R
         if self.forced is not None and draft_batch.most_R is not None:
@@ -119,28 +119,28 @@ class DraftLoop:
         drafting = Drafting(draft_batch, self._policy_state, looks, num_wanted_R, limits_R)
         if self._waits:
             self._runs.uniforms_of_all(drafting)
-        is_known = self._runs.unknown is None or not self._policy.is_for_batch
+        is_known = self._runs.pending is None or not self._policy.is_for_batch
         if not is_known and (self._chooses_blocks or not self._lengths.expects_any):
             # The policy has to know which sequences have ended: now, or else after the first run.
-            self._receive(drafting)
+            self._collect_steps(drafting)
             is_known = True
         if is_known:
             self._begin_blocks(drafting)
-        self._give(drafting)
+        self._launch_steps(drafting)
         return drafting
 
     def collect(self, drafting: Drafting) -> np.ndarray:
         """Receive what was launched, and go on until every block is as long as it is wanted. Returns the
         numbers [R] of tokens drafted."""
-        while drafting.given:
-            first = drafting.given[0].first_depth
-            tokens = self._receive(drafting)
+        while drafting.launched:
+            first = drafting.launched[0].first_depth
+            tokens = self._collect_steps(drafting)
             if not drafting.is_asked:
                 self._begin_blocks(drafting)
             self._take(drafting, tokens, first)
-            self._give(drafting)
-        if self._runs.unknown is not None:
-            self._receive(drafting)
+            self._launch_steps(drafting)
+        if self._runs.pending is not None:
+            self._collect_steps(drafting)
         if drafting.looks and not self._waits:
             self._lengths.observe(drafting.num_needed)
         tails_R, slots_R = drafting.batch.tails_R, drafting.batch.draft_slots_R
@@ -192,8 +192,8 @@ class DraftLoop:
             drafting.confidences_RB[index_A] = confidences_AB
         drafting.looks = False
 
-    def _give(self, drafting: Drafting) -> None:
-        """Give the device the next run of steps: where nothing is asked in between, all of them."""
+    def _launch_steps(self, drafting: Drafting) -> None:
+        """Launch the next run of steps: where nothing is asked in between, all of them."""
         first, active_A = drafting.num_steps, drafting.active_A
         num_wanted_A = drafting.num_wanted_R[active_A]
         num_steps = int(num_wanted_A.max(initial=0)) - first
@@ -203,18 +203,18 @@ class DraftLoop:
             num_steps = 1
         elif drafting.looks:
             num_steps = min(num_steps, self._lengths.next(first))
-        actives = [active_A[num_wanted_A > depth] for depth in range(first, first + num_steps)]
-        drafting.given = self._runs.give(drafting, actives)
+        active_indices = [active_A[num_wanted_A > depth] for depth in range(first, first + num_steps)]
+        drafting.launched = self._runs.launch(drafting, active_indices)
         drafting.num_steps += num_steps
 
-    def _receive(self, drafting: Drafting) -> DrawnTokens:
-        """Wait for the tokens of the steps given, and for the next tokens: some sequences have ended."""
-        tokens, unknown = self._runs.receive(drafting.given)
-        drafting.given = []
-        if unknown is not None:
-            ids_W = unknown.token_ids_W.numpy()
-            self._draft_state.token_ids[unknown.places_W] = ids_W
-            is_over_R = np.isin(drafting.batch.draft_slots_R, unknown.places_W[0][self._is_last(ids_W)])
+    def _collect_steps(self, drafting: Drafting) -> DrawnTokens:
+        """Wait for the tokens of the steps launched, and for the next tokens: some sequences have ended."""
+        tokens, pending = self._runs.collect(drafting.launched)
+        drafting.launched = []
+        if pending is not None:
+            ids_W = pending.token_ids_W.numpy()
+            self._draft_state.token_ids[pending.places_W] = ids_W
+            is_over_R = np.isin(drafting.batch.draft_slots_R, pending.places_W[0][self._is_last(ids_W)])
             drafting.num_wanted_R[is_over_R] = 0
         return tokens
 

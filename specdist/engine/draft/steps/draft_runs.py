@@ -1,8 +1,8 @@
-"""Runs of draft steps: given to the device together, and received when all of them have been taken.
+"""Runs of draft steps: launched together, and collected when the device has taken all of them.
 
 A step is a pass and a draw. The steps of a run are replayed as one, where
 :mod:`specdist.models.passes.static_runs` has recorded runs of their number or of parts of it; else they are
-given to the device one by one.
+launched one by one.
 
 Next tokens that are drawn by chance stay on the device, too, until the first run is over. A sequence that
 ends with its next token has taken part in that run for nothing.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdist.engine.draft.steps.draft_features import HeadReader, Places
 from specdist.engine.draft.steps.draft_state import DraftState
-from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
+from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, LaunchedSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
 from specdist.models.batch.flat import FlatBatch
@@ -73,7 +73,7 @@ class DraftRuns:
         if head is not None:
             self.head = HeadReader(head, runner.device, draft_state.features)
         self.pass_counts = PassCounts(has_head=head is not None)
-        self.unknown: NextTokens | None = None
+        self.pending: NextTokens | None = None
         # The longest recorded run of at most so many steps, by number of steps.
         lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
         self._recorded_lengths = [
@@ -91,51 +91,53 @@ class DraftRuns:
         on_host: np.ndarray = found_AB.double().cpu().numpy()
         return on_host
 
-    def give(self, drafting: Drafting, actives: list[np.ndarray]) -> list[GivenSteps]:
-        """Give the device steps; ``actives``: of each, the indices of those that it draws for."""
-        given: list[GivenSteps] = []
+    def launch(self, drafting: Drafting, active_indices: list[np.ndarray]) -> list[LaunchedSteps]:
+        """Launch steps; ``active_indices``: of each, the indices of those that it draws for."""
+        launched: list[LaunchedSteps] = []
         first = drafting.num_steps
-        while actives:
-            if len(actives[0]) < len(drafting.active_A):
-                keep_A = np.isin(drafting.active_A, actives[0], assume_unique=True)
-                drafting.active_A = actives[0]
-                drafting.newest = drafting.newest and drafting.newest.select(keep_A)
+        while active_indices:
+            if len(active_indices[0]) < len(drafting.active_A):
+                keep_A = np.isin(drafting.active_A, active_indices[0], assume_unique=True)
+                drafting.active_A = active_indices[0]
+                drafting.last_step = drafting.last_step and drafting.last_step.select(keep_A)
             length = 1
             if self._runner.runs is not None:
-                length = self._recorded_lengths[min(len(actives), LONGEST_RUN)]
-            run = self._replay(drafting, first, actives[:length]) if length > 1 else None
+                length = self._recorded_lengths[min(len(active_indices), LONGEST_RUN)]
+            run = self._replay(drafting, first, active_indices[:length]) if length > 1 else None
             if run is None:
-                run = GivenSteps.of(self._step(drafting, first, actives[0]), first)
-            given.append(run)
-            first += len(run.actives)
-            del actives[: len(run.actives)]
-        return given
+                run = LaunchedSteps.of(self._step(drafting, first, active_indices[0]), first)
+            launched.append(run)
+            first += len(run.active_indices)
+            del active_indices[: len(run.active_indices)]
+        return launched
 
-    def _replay(self, drafting: Drafting, depth: int, actives: list[np.ndarray]) -> GivenSteps | None:
+    def _replay(
+        self, drafting: Drafting, depth: int, active_indices: list[np.ndarray]
+    ) -> LaunchedSteps | None:
         """Replay steps, whose sequences are among those of the first; None if they cannot be recorded."""
-        active_A = actives[0]
+        active_A = active_indices[0]
         places = drafting.places(active_A, depth)
-        first, _, features_3A = self._inputs(places, drafting.newest)
-        takes_part_DA = taking_part(actives)
+        first, _, features_3A = self._inputs(places, drafting.last_step)
+        takes_part_DA = taking_part(active_indices)
         keys = self._draft_state.random_keys(*places)
         assert self._runner.runs is not None
         run = self._runner.runs.run(first, takes_part_DA.sum(axis=0), keys, self._draws, features_3A)
         if run is None:
             return None
-        given = GivenSteps(run.columns_DCA, depth, actives)
-        for step, each_A in enumerate(actives):
+        launched = LaunchedSteps(run.columns_DCA, depth, active_indices)
+        for step, each_A in enumerate(active_indices):
             self.pass_counts.count(len(each_A) if step else len(first), len(each_A))
             scores_AV = run.scores[step] if self._draws.keeps_scores else None
             if scores_AV is not None and len(each_A) < len(active_A):
                 scores_AV = scores_AV[upload(scores_AV.device, np.flatnonzero(takes_part_DA[step]))[0]]
             self._note(drafting.places(each_A, depth + step), scores_AV)
-        drafting.newest = given.last
-        return given
+        drafting.last_step = launched.last
+        return launched
 
     def _step(self, drafting: Drafting, depth: int, active_A: np.ndarray) -> Step:
         """Give the device a step."""
         places = drafting.places(active_A, depth)
-        batch, index_A, features_3A = self._inputs(places, drafting.newest)
+        batch, index_A, features_3A = self._inputs(places, drafting.last_step)
         estimates_A = None
         if self.head is None:
             logits_AV = self._runner.forward(batch, index_A)
@@ -152,7 +154,7 @@ class DraftRuns:
         step = Step(active_A, *drawn[:3])
         if self.head is not None and estimates_A is not None:
             step = step._replace(estimates_A=self.head.of_step(estimates_A, step.features_3A))
-        drafting.newest = step
+        drafting.last_step = step
         return step
 
     def _note(self, places: Places, scores_AV: Tensor | None) -> None:
@@ -178,9 +180,9 @@ class DraftRuns:
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)
-        if self.unknown is None:
+        if self.pending is None:
             return batch, index_A
-        token_ids_W, (slots_W, _) = self.unknown
+        token_ids_W, (slots_W, _) = self.pending
         line_of_slot = np.full(len(self._draft_state.num_committed), -1)
         line_of_slot[slots_W] = np.arange(len(slots_W))
         lines_A = line_of_slot[draft_slots_A]
@@ -212,17 +214,17 @@ class DraftRuns:
             return uniforms_DR[depths_A[0]]
         return uniforms_DR[upload(device, depths_A, active_A)]
 
-    def receive(self, given: list[GivenSteps]) -> tuple[DrawnTokens, NextTokens | None]:
+    def collect(self, launched: list[LaunchedSteps]) -> tuple[DrawnTokens, NextTokens | None]:
         """Wait for what the steps have drawn, and for next tokens that were not known."""
-        unknown, self.unknown = self.unknown, None
-        if unknown is None and len(given) == 1:
-            return given[0].tokens(given[0].columns_DCA.cpu()), None
-        columns = [each.columns_DCA.flatten() for each in given]
-        columns += [] if unknown is None else [unknown.token_ids_W.double()]
+        pending, self.pending = self.pending, None
+        if pending is None and len(launched) == 1:
+            return launched[0].tokens(launched[0].columns_DCA.cpu()), None
+        columns = [each.columns_DCA.flatten() for each in launched]
+        columns += [] if pending is None else [pending.token_ids_W.double()]
         on_host = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu()
         parts = on_host.split([len(each) for each in columns])
-        tokens = DrawnTokens.joined([each.tokens(part) for each, part in zip(given, parts, strict=False)])
-        return tokens, unknown and unknown._replace(token_ids_W=parts[-1].long())
+        tokens = DrawnTokens.joined([each.tokens(part) for each, part in zip(launched, parts, strict=False)])
+        return tokens, pending and pending._replace(token_ids_W=parts[-1].long())
 
 
 class RunLengths:

@@ -23,7 +23,7 @@ from specdist.sampling.uploads import upload
 from specdist.utils.ranges import places_from
 
 # The index of a position without scores.
-NOWHERE = -1
+NO_POSITION = -1
 # The step of entries without scores, and of certain tokens; steps are counted from 1.
 NO_STEP = 0
 CERTAIN = -1
@@ -61,9 +61,9 @@ class StepScores:
         self._line_of[places] = token_ids_T
 
     def at(self, draft_slots_W: np.ndarray, positions_W: np.ndarray, *, certainty: float = 1.0) -> Tensor:
-        """[W, V]: the scores kept at these positions; zeros where a position is ``NOWHERE``. A certain token
-        has the score ``certainty``, all others 0."""
-        steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[draft_slots_W, positions_W])
+        """[W, V]: the scores kept at these positions; zeros where a position is ``NO_POSITION``. A certain
+        token has the score ``certainty``, all others 0."""
+        steps_W = np.where(positions_W == NO_POSITION, NO_STEP, self._step_of[draft_slots_W, positions_W])
         lines_W = self._line_of[draft_slots_W, positions_W].astype(np.int64)
         found = np.flatnonzero(steps_W > NO_STEP)
         found = found[np.argsort(steps_W[found], kind="stable")]

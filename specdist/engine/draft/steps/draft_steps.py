@@ -74,42 +74,42 @@ class Step(NamedTuple):
         )
 
 
-class GivenSteps(NamedTuple):
-    """Steps that the device has been given together.
+class LaunchedSteps(NamedTuple):
+    """Steps that were launched together.
 
     Attributes:
         columns_DCA: on the device, float64, for the sequences of the first step.
-        actives: of each step the indices in the draft batch, which are among those of the step before.
+        active_indices: of each step the indices in the draft batch, which are among those of the step before.
     """
 
     columns_DCA: Tensor
     first_depth: int
-    actives: list[np.ndarray]
+    active_indices: list[np.ndarray]
 
     @staticmethod
-    def of(step: Step, depth: int) -> GivenSteps:
+    def of(step: Step, depth: int) -> LaunchedSteps:
         """A single one."""
         columns = [step.drawn_A.double(), step.probabilities_A]
         columns += [] if step.features_3A is None else step.features_3A.double().unbind()
         columns += [] if step.estimates_A is None else [step.estimates_A]
-        return GivenSteps(torch.stack(columns)[None], depth, [step.active_A])
+        return LaunchedSteps(torch.stack(columns)[None], depth, [step.active_A])
 
     @property
     def last(self) -> Step:
         """The last step, on the device, of all sequences of the first."""
         columns = self.columns_DCA[-1]
         features_3A = columns[2:5].float() if has_features(columns) else None
-        return Step(self.actives[0], columns[0].long(), columns[1], features_3A)
+        return Step(self.active_indices[0], columns[0].long(), columns[1], features_3A)
 
     def tokens(self, columns: Tensor) -> DrawnTokens:
         """The tokens of all steps, once their columns are on the host."""
-        first_A, num_steps = self.actives[0], len(self.actives)
+        first_A, num_steps = self.active_indices[0], len(self.active_indices)
         columns_DCA: np.ndarray = columns.view(num_steps, -1, len(first_A)).numpy()
-        if len(self.actives[-1]) == len(first_A):
-            depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
+        if len(self.active_indices[-1]) == len(first_A):
+            depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.active_indices)
             columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
         else:
-            depths_T, lines_T = np.nonzero(taking_part(self.actives))
+            depths_T, lines_T = np.nonzero(taking_part(self.active_indices))
             index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
         return DrawnTokens(index_T, self.first_depth + depths_T, columns_CT)
 
@@ -174,10 +174,10 @@ class Drafting:
         limits_R: positions that no token may reach.
         begins_R: position of the token of step 0, if it came after all tokens that were forced so far.
         uniforms_DR: the random numbers of all positions from the first new one on, if they are drawn at once.
-        active_A, newest: whom the device has drawn for in its last step, and what.
-        num_steps, num_needed: steps that the device was given, and those that a loop would have taken that
+        active_A, last_step: whom the device has drawn for in its last step, and what.
+        num_steps, num_needed: steps that were launched, and those that a loop would have taken that
             waits after each.
-        given: steps that the device has been given last, until they are received.
+        launched: the last steps that were launched, until they are collected.
         is_asked: whether the policy has been asked about the blocks' beginnings.
         confidences_RB: of the places of blocks whose lengths were chosen before any draw.
     """
@@ -190,10 +190,10 @@ class Drafting:
     begins_R: np.ndarray = field(init=False)
     active_A: np.ndarray = field(init=False)
     uniforms_DR: Tensor | None = None
-    newest: Step | None = None
+    last_step: Step | None = None
     num_steps: int = 0
     num_needed: int = 0
-    given: list[GivenSteps] = field(default_factory=list)
+    launched: list[LaunchedSteps] = field(default_factory=list)
     is_asked: bool = False
     confidences_RB: np.ndarray | None = None
 
@@ -236,13 +236,13 @@ class Drafting:
         )
 
 
-def taking_part(actives: list[np.ndarray]) -> np.ndarray:
+def taking_part(active_indices: list[np.ndarray]) -> np.ndarray:
     """bool [D, A]: which sequences of the first step take part in each, each being among those before."""
-    first_A = actives[0]
-    if len(actives[-1]) == len(first_A):
-        return np.ones((len(actives), len(first_A)), bool)
+    first_A = active_indices[0]
+    if len(active_indices[-1]) == len(first_A):
+        return np.ones((len(active_indices), len(first_A)), bool)
     # They ascend.
-    takes_part = np.zeros((len(actives), first_A[-1] + 1), bool)
-    for depth, active_A in enumerate(actives):
+    takes_part = np.zeros((len(active_indices), first_A[-1] + 1), bool)
+    for depth, active_A in enumerate(active_indices):
         takes_part[depth, active_A] = True
     return takes_part[:, first_A]

@@ -69,7 +69,7 @@ class ForcedTokens:
         drafting.begins_R[index_A] += counts_A
         is_over_A |= ends_A + counts_A >= limits_A
         drafting.shorten(index_A[is_over_A], np.full(int(is_over_A.sum()), drafting.num_steps))
-        drafting.newest = None
+        drafting.last_step = None
 
     def after(self, lines_R: np.ndarray, tails_R: np.ndarray, most_R: np.ndarray) -> np.ndarray:
         """Put at most so many of them from each ``tails`` position on, as candidates. Returns their numbers
