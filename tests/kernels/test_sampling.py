@@ -94,7 +94,7 @@ def test_what_memory_held_before_changes_nothing(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits are listed where the probabilities will be, with gaps."""
-    logits, settings = random_logits(2, torch.bfloat16, device), (1.0, 5, 0.9)
+    logits, settings = random_logits(3, torch.bfloat16, device), (1.0, 5, 0.9)
     expected = processed_probabilities_of(logits, *settings)
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 100.0, **options))
     assert torch.equal(processed_probabilities_of(logits, *settings), expected)
