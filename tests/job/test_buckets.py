@@ -71,8 +71,8 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With prompts in the bucket too, on a server without conditional writes of which every eighth answer is
-    an error, some of them after the work was done; leases are in a folder that replicas share."""
+    """With prompts in the bucket too, on a server of which every eighth answer is an error, some of them
+    after the work was done."""
     prompts = bucket / "prompts.arrow"
     prompts.upload(Path(options["prompts"]))
     rng = random.Random(1)
@@ -82,12 +82,9 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
             Failure(rng.choice([500, 503]), after_work=rng.random() < 0.5) if rng.random() < 1 / 8 else None
         )
 
-    server.fault, server.ignores_conditions = fault, True
+    server.fault = fault
     monkeypatch.setattr(object_store, "FIRST_WAIT_S", 0.02)
-    chosen = options | {
-        "prompts": prompts, "output": bucket / "run", "cache_dir": tmp_path / "cache",
-        "leases": tmp_path / "leases",
-    }  # fmt: skip
+    chosen = options | {"prompts": prompts, "output": bucket / "run", "cache_dir": tmp_path / "cache"}
     ended = run_here(**chosen)
     server.fault = lambda method, path: None
     assert ended.totals["complete"] and ended.totals["output"] == str(bucket / "run")

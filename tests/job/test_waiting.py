@@ -29,7 +29,7 @@ from tests.job.ranks import started_ranks
 
 NUM_RANKS = 2
 AT_A_TIME = 4
-TIMEOUT_S = 3
+TIMEOUT_S = 5
 # It takes the time-out and a few seconds; without an end it would take a day.
 SOON_S = 100
 
@@ -53,7 +53,7 @@ def ended(main: Main, options: dict[str, Any]) -> Outcome:
 
 
 # Jobs of two ranks that hang in one way each, without a model. Called in the ranks.
-STEP_S, NUM_STEPS = 0.3, 13
+STEP_S, NUM_STEPS = 0.3, 20
 Work = Callable[[Topology, Activity], None]
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: Callable[[Main
     found = still(one_hangs)
     assert found.codes == [1] * NUM_RANKS
     for rank, said in enumerate(found.words):
-        assert "this replica ends: no rank has made progress for 3 s (--rank_timeout)" in said
+        assert "this replica ends: no rank has made progress for 5 s (--rank_timeout)" in said
         assert "s in: waiting until every rank has loaded; rank 1 (draft) for" in said
         assert "s in: loading the draft" in said
         assert ("hang" if rank == 1 else "barrier") in set(stacks(said))
@@ -205,7 +205,7 @@ def test_a_rank_that_does_not_arrive_is_named() -> None:
     with started_ranks(NUM_RANKS, one_never_comes, **OPTIONS) as world:
         world.processes[0].join(SOON_S)
         assert world.processes[0].exitcode == 1
-        assert "rank 1 (draft) of 2 ranks did not arrive within 3 s" in world.words("stderr")[0]
+        assert "rank 1 (draft) of 2 ranks did not arrive within 5 s" in world.words("stderr")[0]
 
 
 def test_the_last_barrier_has_a_timeout(still: Callable[[Main], Outcome]) -> None:
@@ -228,7 +228,7 @@ def test_a_rank_whose_interpreter_is_held_shows_its_stacks_and_is_ended(
     found = still(one_holds_its_interpreter)
     assert found.codes == [1, -signal.SIGKILL]
     assert "this replica ends: rank 1 (draft): process" in found.words[0]
-    assert "has been silent for 3 s (--rank_timeout), while loading the draft" in found.words[0]
+    assert "has been silent for 5 s (--rank_timeout), while loading the draft" in found.words[0]
     assert "hold_the_interpreter" in set(stacks(found.words[1]))
 
 

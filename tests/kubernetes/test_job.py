@@ -109,4 +109,4 @@ def test_a_pod_that_is_evicted_is_not_counted(job: dict[str, Any], pair: Pair, t
     finally:
         kill_tree(first)
     assert action(job, first.returncode) == "Ignore", stderr
-    assert "to resume: " in stderr
+    assert "to resume, start the same command" in stderr

@@ -130,7 +130,7 @@ def test_a_head_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     _, acceptance = written(tmp_path / "acceptance")
     _, verifier = written(tmp_path / "verifier", "verifier", depth=0)
     assert read_head_info(verifier).max_ratio == 1.2
-    with pytest.raises(UserError, match="for --policy specdecpp or goodput, but --policy sprinter reads"):
+    with pytest.raises(UserError, match="for --policy specdecpp, but --policy sprinter reads"):
         load_head(acceptance, kind="verifier", draft=DRAFT)
     with pytest.raises(UserError, match=r"train one with jobs/train_head\.py --kind acceptance"):
         load_head(verifier, kind="acceptance", draft=DRAFT)
