@@ -53,7 +53,7 @@ def ended(main: Main, options: dict[str, Any]) -> Outcome:
 
 
 # Jobs of two ranks that hang in one way each, without a model. Called in the ranks.
-STEP_S, NUM_STEPS = 0.3, 20
+STEP_S, NUM_STEPS = 0.3, 22
 Work = Callable[[Topology, Activity], None]
 
 
