@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdist.job.models.model_plan import plan_models
 from specdist.models.draft_models.eagle3 import EAGLE3
 from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of
 from specdist.utils.errors import UserError
-from tests.engine.eagle import eagle_model
+from tests.engine.eagle import PEAGLE, eagle_model, save_published, speculators_values
 from tests.job.launching import parse, refused, run_here, shard_bytes
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer
 from tests.job.ranks import fork_ranks
@@ -46,11 +46,18 @@ def eagle(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, Any
 
 @pytest.mark.ranks
 def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: Path) -> None:
-    """Sampled, with the draft beside the target and on a rank of its own."""
-    ended = run_here(**(eagle | SAMPLED), output=tmp_path / "one")
-    assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
-    fork_ranks(2, **(eagle | SAMPLED), overlap=None, output=tmp_path / "own")
-    assert shard_bytes(tmp_path / "own") == shard_bytes(tmp_path / "one")
+    """Sampled, with the draft beside the target, on a rank of its own, and a P-EAGLE draft in speculators'
+    format with a sharded target."""
+    target = AutoModelForCausalLM.from_pretrained(eagle["target"])
+    draft = eagle_model(target, IDS, **PEAGLE)
+    values = speculators_values(target, len(IDS), **PEAGLE)
+    parallel = eagle | {"draft": save_published(draft, values, tmp_path / "draft")}
+    for name, given, num_ranks, tp_size in (("one", eagle, 2, 1), ("parallel", parallel, 2, 2)):
+        options, output = given | SAMPLED, tmp_path / f"{num_ranks}-{tp_size}"
+        ended = run_here(**options, output=tmp_path / name)
+        assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
+        fork_ranks(num_ranks, **options, overlap=None, tp_size=tp_size, output=output)
+        assert shard_bytes(output) == shard_bytes(tmp_path / name), name
 
 
 @pytest.mark.parametrize(
