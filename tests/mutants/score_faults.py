@@ -41,4 +41,8 @@ SCORE_FAULTS = (
         "for part in (problem_code(problem, name), block)",
         "for part in (block,)",
         (PROGRAMS,)),
+    Mutant("first-letter-of-several-counts", "_last",
+        "reversed([*form.finditer(text)])",
+        "form.finditer(text)",
+        (WRITING,)),
 )
