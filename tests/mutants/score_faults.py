@@ -16,7 +16,7 @@ SCORE_FAULTS = (
     Mutant("numbered-heading-is-an-answer", "final_expression",
         "if each and not (form is MARK and HEADING.match(reading, each.end()))",
         "if each",
-        (GSM8K,)),
+        (WRITING, GSM8K)),
     Mutant("word-of-magnitude-is-a-unit", "_number",
         ' * _factor(match["last_scale"])',
         "",
