@@ -106,7 +106,7 @@ class ShardQueue:
         if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
             self._folder.sweep(shard)
             self._leases.forget(name)
-            self._see_complete(shard)
+            self._complete_elsewhere(shard)
             return None
         self._check_run()
         self._mine[shard] = lease
@@ -152,12 +152,6 @@ class ShardQueue:
         for lease in self._mine.values():
             self._leases.release(lease)
         self._mine.clear()
-
-    def _see_complete(self, shard: int) -> bool:
-        if not self._folder.is_complete(shard):
-            return False
-        self._complete_elsewhere(shard)
-        return True
 
     def _complete_elsewhere(self, shard: int) -> None:
         if shard in self._open:

@@ -182,11 +182,6 @@ class Stats:
         """Target passes of a sequence per token of its completion (SpecDec++)."""
         return _ratio(self.num_row_steps, self.num_completion_tokens)
 
-    @property
-    def num_block_candidates(self) -> int:
-        """Candidates in target passes; those dropped before a pass are drafted, but do not count here."""
-        return sum(length * count for length, count in enumerate(self.draft_length_histogram))
-
     def add(self, other: Any) -> None:
         """Merge another shard's into this one, or what a round has counted under the same names."""
         add_to(self, other)

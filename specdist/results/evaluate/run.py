@@ -57,7 +57,8 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     check_output(output, overwrite=config.overwrite)
     runs = [read_completions(mirrored(name)) for name in (config.run, config.against) if name is not None]
     scorings = [FUNCTIONS[config.task_kind](run, config) for run in runs] if config.task_kind else []
-    document, parts = _describe(config, runs[0]), [_text_of(config, run) for run in runs]
+    described = [_describe(config, run) for run in runs]
+    document, parts = described[0], list(map(_text_of, runs, described))
     tables: dict[str, Mapping[str, Any]] = {}
     if len(runs) > 1:
         identity, tables[DIFFERENCES_FILE] = compare_tokens(*runs)
@@ -105,9 +106,9 @@ def _describe(config: EvaluateConfig, completions: Completions) -> dict[str, Any
     }
 
 
-def _text_of(config: EvaluateConfig, completions: Completions) -> str:
-    """What is evaluated, and what a reader must know about it, such as rows with errors."""
-    found = _describe(config, completions)
+def _text_of(completions: Completions, found: Mapping[str, Any]) -> str:
+    """What is evaluated, as it was described, and what a reader must know about it, such as rows with
+    errors."""
     num_rows, num_errors, num_cut = (
         found[f"num_{name}"] for name in ("rows", "error_rows", "cut_completions")
     )
