@@ -33,6 +33,7 @@ from specdist.engine.target.sharded_target import (
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel
@@ -171,7 +172,7 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
-        is_lazy = may_be_skipped and self._may_skip(policy) and runner.receiver is None
+        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, DrafterRunner)
         return DraftWorker(
             runner,
             policy,

@@ -31,9 +31,13 @@ from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.sampling.distributions import NOT_FINITE, sample_next_tokens, without_rejected
+from specdist.sampling.distributions import NOT_FINITE, Dense, sample_next_tokens
 from specdist.sampling.random import RandomKeys
+from specdist.sampling.uploads import upload
 from specdist.utils.garbage import frozen_garbage
+
+# The placeholder of a rejected candidate's id: none was rejected, and the token is drawn from P.
+NONE_REJECTED = -1
 
 
 class Channel(Protocol):
@@ -115,19 +119,10 @@ class Draft:
         """The request, and what the draft was not told of before; now it is."""
         if not (self._updates or self._missed):
             return request
-        updates, missed = [*self._updates, request.page_updates], self._missed or [NO_TOKENS]
+        page_updates = PageUpdates.joined([*self._updates, request.page_updates])
+        missed = FlatBatch.joined(self._missed) if self._missed else NO_TOKENS
         self._updates, self._missed = [], []
-        return dataclasses.replace(
-            request,
-            page_updates=PageUpdates(
-                *(np.concatenate([getattr(update, name) for update in updates])
-                  for name in ("slots", "indices", "pages"))
-            ),
-            missed=FlatBatch(
-                *(np.concatenate([getattr(tokens, name) for tokens in missed])
-                  for name in ("token_ids_T", "slots_T", "positions_T"))
-            ),
-        )  # fmt: skip
+        return dataclasses.replace(request, page_updates=page_updates, missed=missed)
 
 
 def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = None) -> np.ndarray:
@@ -148,10 +143,17 @@ def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = N
             np.array([len(sequence.token_ids) for sequence in sequences], np.int64),
             np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
         )
-        if rejected_ids_R is not None:
-            target_W = without_rejected(target_W, rejected_ids_R[drawn])
-        next_token_ids_R[drawn] = sample_next_tokens(target_W, keys_W).cpu().numpy()
+        draft_W = None if rejected_ids_R is None else _certain(target_W, rejected_ids_R[drawn])
+        next_token_ids_R[drawn] = sample_next_tokens(target_W, keys_W, draft_W).cpu().numpy()
     return next_token_ids_R
+
+
+def _certain(target_W: Dense, token_ids_W: np.ndarray) -> Dense:
+    """Q with all mass on these tokens, and zeros where there is none."""
+    draft_WV = torch.zeros_like(target_W.probabilities_NV)
+    rows = np.flatnonzero(token_ids_W != NONE_REJECTED)
+    draft_WV[upload(target_W.device, rows, token_ids_W[rows])] = 1
+    return Dense(draft_WV)
 
 
 def _reply_alone(request: ProposalRequest) -> ProposalReply:

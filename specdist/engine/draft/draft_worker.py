@@ -32,6 +32,7 @@ from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequ
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -110,7 +111,7 @@ class DraftWorker:
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
-        self._drafter = runner.receiver
+        self._drafter = runner if isinstance(runner, DrafterRunner) else None
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
             assert policy.is_for_batch and not self._ahead.is_on
@@ -156,7 +157,7 @@ class DraftWorker:
             self._draft_state.forget_verified(request.slots_R)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
-        for num_wanted_R, uses_policy in wanted_now:
+        for num_wanted_R, round in wanted_now:
             self._ahead.branches.finish()
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
@@ -165,8 +166,7 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
-                    round=partial(self._ahead.round_now, request),
-                    uses_policy=uses_policy,
+                    round=round,
                 )
             )
         self._ahead.hold_back(request)

@@ -22,7 +22,7 @@ from specdist.engine.messages.interfaces import (
     VerifyOutput,
 )
 from specdist.engine.messages.opened import OpenedSequences
-from specdist.engine.messages.proposals import ProposalReply
+from specdist.engine.messages.proposals import NO_TOKENS, ProposalReply
 from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
@@ -35,13 +35,10 @@ from specdist.sampling.distributions import (
     acceptance_probabilities,
     accepted,
     count_accepted,
-    known_next_tokens,
 )
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
-
-NO_TOKENS = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,7 @@ class Tails:
 class NewBlocks:
     """Blocks as arrays, before their next tokens are committed: all that a pass needs of them.
 
-    ``num_trusted_R``: see :class:`Block`.
+    ``trusts_draft``: all candidates of a block but the last are kept whatever the target says.
     """
 
     sequences: list[Sequence]
@@ -115,7 +112,7 @@ class NewBlocks:
     candidate_ids_C: np.ndarray
     draft_probabilities_C: np.ndarray
     num_candidates_R: np.ndarray
-    num_trusted_R: np.ndarray
+    trusts_draft: bool
     is_traced: bool
 
     @staticmethod
@@ -143,7 +140,7 @@ class NewBlocks:
             candidate_ids_C=ids_C,
             draft_probabilities_C=draft_C,
             num_candidates_R=num_R,
-            num_trusted_R=np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64),
+            trusts_draft=trusts_draft,
             is_traced=reply.features_3C is not None,
         )
 
@@ -172,7 +169,9 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     token_ids_T[begins_R], token_ids_T[is_candidate_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
     places = places_from(blocks.tails.slots_R, blocks.tails.positions_R, lengths_R)
     batch = FlatBatch(token_ids_T, *places)
-    return _joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)]) if chunks else batch
+    if not chunks:
+        return batch
+    return FlatBatch.joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)])
 
 
 def flat_context(chunks: list[Chunk], *, keeps_states: bool = False) -> FlatBatch:
@@ -182,20 +181,12 @@ def flat_context(chunks: list[Chunk], *, keeps_states: bool = False) -> FlatBatc
     for chunk in chunks:
         is_whole = keeps_states and chunk.begin == chunk.sequence.num_shared
         found.append(_flat_chunk(chunk, 0 if is_whole else chunk.begin))
-    return _joined(found) if chunks else NO_TOKENS
+    return FlatBatch.joined(found) if chunks else NO_TOKENS
 
 
 def _flat_chunk(chunk: Chunk, begin: int) -> FlatBatch:
     token_ids = np.array(chunk.sequence.token_ids[begin : chunk.end], np.int64)
     return FlatBatch(token_ids, np.full(len(token_ids), chunk.sequence.slot), np.arange(begin, chunk.end))
-
-
-def _joined(batches: list[FlatBatch]) -> FlatBatch:
-    return FlatBatch(
-        np.concatenate([np.asarray(batch.token_ids_T) for batch in batches]),
-        np.concatenate([batch.slots_T for batch in batches]),
-        np.concatenate([batch.positions_T for batch in batches]),
-    )
 
 
 class Verifier:
@@ -223,12 +214,10 @@ class Verifier:
             index_of = self._next_index_of
             index_W = np.array([index_of[sequence.order] for sequence in drawn], np.int64)
             found = found.select(*upload(found.device, index_W))
-        known_ids = known_next_tokens(found)
-        if known_ids is None:
-            assert isinstance(found, Dense)
+        if isinstance(found, Dense):
             return found
         is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
-        next_token_ids_R[is_drawn_R] = known_ids.cpu().numpy()
+        next_token_ids_R[is_drawn_R] = found.token_ids_N.cpu().numpy()
         return None
 
     @property
@@ -310,9 +299,10 @@ def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: 
     )
     uniforms_C = keys_C.uniforms(Purpose.ACCEPT).numpy()
     draft_C = blocks.draft_probabilities_C
-    is_trusted_C = arange_segments(num_R) < blocks.num_trusted_R.repeat(num_R)
     target_C = verify_output.candidate_probabilities()
-    accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
+    accepted_C = accepted(target_C, draft_C, uniforms_C)
+    if blocks.trusts_draft:
+        accepted_C |= arange_segments(num_R) < num_R.repeat(num_R) - 1
     num_accepted_R = count_accepted(accepted_C, num_R)
     acceptances = None
     if blocks.is_traced:

@@ -57,6 +57,15 @@ class FlatBatch:
     def __len__(self) -> int:
         return len(self.slots_T)
 
+    @staticmethod
+    def joined(batches: list[FlatBatch]) -> FlatBatch:
+        """Batches of tokens on the host, one after the other."""
+        return FlatBatch(
+            np.concatenate([np.asarray(batch.token_ids_T) for batch in batches]),
+            np.concatenate([batch.slots_T for batch in batches]),
+            np.concatenate([batch.positions_T for batch in batches]),
+        )
+
     def parts(self, num_tokens: int) -> Iterator[FlatBatch]:
         """Parts of at most so many tokens each; none of an empty batch."""
         for begin in range(0, len(self), num_tokens):

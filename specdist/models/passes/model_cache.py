@@ -115,5 +115,4 @@ class ModelCache:
             self.states.copy(branches_B, slots_B)
 
     def _copy(self, copies: TokenCopies) -> None:
-        places_T = (copies.sources_T, copies.targets_T)
-        self.key_value.copy_tokens(*(torch.from_numpy(each).to(self._device) for each in places_T))
+        self.key_value.copy_tokens(*(torch.from_numpy(each).to(self._device) for each in copies))
