@@ -10,7 +10,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
-from specdist.models.attention.attention import AttentionRules, LayerAttention
+from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.rope import use_frequencies_by_row
@@ -108,11 +108,6 @@ class ModelRunner:
     def is_asynchronous(self) -> bool:
         """A pass returns before it is done, and reading a result waits for it."""
         return self.device.type != "cpu"
-
-    @property
-    def rules(self) -> Mapping[int, AttentionRules]:
-        """The rules of every layer's attention."""
-        return self._shapes.rules
 
     @property
     def windows(self) -> dict[int, int | None]:
