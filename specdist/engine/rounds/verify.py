@@ -16,7 +16,6 @@ import torch
 from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.messages.interfaces import (
     NO_PROMPT_TOKENS,
-    ScoresTokens,
     Target,
     VerifyInput,
     VerifyOutput,
@@ -24,12 +23,11 @@ from specdist.engine.messages.interfaces import (
 from specdist.engine.messages.opened import OpenedSequences
 from specdist.engine.messages.proposals import NO_TOKENS, ProposalReply
 from specdist.engine.request import FinishReason, Sequence
-from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
+from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import (
-    NOT_FINITE,
     Dense,
     Distributions,
     acceptance_probabilities,
@@ -196,8 +194,6 @@ class Verifier:
         """``book``: notes the log-probabilities of emitted tokens."""
         self._target = target
         self._book = book
-        self._scores: ScoresTokens | None = None
-        self._next_index_W = np.zeros(0, np.int64)
         self._next_distributions: Distributions | None = None
         # Whose next tokens these are.
         self._next_sequences: list[Sequence] = []
@@ -211,7 +207,7 @@ class Verifier:
         found = self._next_distributions
         assert found is not None
         if drawn != self._next_sequences:
-            index_of = self._next_index_of
+            index_of = {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
             index_W = np.array([index_of[sequence.order] for sequence in drawn], np.int64)
             found = found.select(*upload(found.device, index_W))
         if isinstance(found, Dense):
@@ -219,26 +215,6 @@ class Verifier:
         is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
         next_token_ids_R[is_drawn_R] = found.token_ids_N.cpu().numpy()
         return None
-
-    @property
-    def _next_index_of(self) -> dict[int, int]:
-        """Each sequence's index, by the order of admission."""
-        return {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
-
-    def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
-        """What these sequences' next tokens are, before the next pass. That of a resumed sequence was noted
-        before it was preempted."""
-        if self._book is not None:
-            pairs, index_of = zip(sequences, token_ids, strict=True), self._next_index_of
-            drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
-            index = [index_of[sequence.order] for sequence, _ in drawn]
-            tokens = EmittedTokens(
-                [sequence.order for sequence, _ in drawn],
-                [len(sequence.token_ids) for sequence, _ in drawn],
-                self._next_index_W[index],
-                np.array([token_id for _, token_id in drawn], np.int64),
-            )
-            self._book.note_next(self._scores, tokens)
 
     def verify(
         self, page_updates: PageUpdates, blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
@@ -277,9 +253,8 @@ class Verifier:
                 index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
-                self._scores, self._next_index_W = verify_output.scores, index_W
-                self._book.note(self._scores, _accepted_tokens(blocks, num_accepted_R, starts_R))
-                self._book.note_prompts(self._scores)
+                scores, batch, sequences = verify_output.scores, verify_input.batch, self._next_sequences
+                self._book.note(scores, batch, sequences, starts_R, num_accepted_R, index_W)
             return verified
 
         return verified_blocks
@@ -309,15 +284,3 @@ def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: 
         acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
         acceptances = np.split(acceptance_C, np.cumsum(num_R))[: len(num_R)]
     return Verified(num_accepted_R, acceptances)
-
-
-def _accepted_tokens(blocks: NewBlocks, num_accepted_R: np.ndarray, starts_R: np.ndarray) -> EmittedTokens:
-    """The logits of each block begin at ``starts_R``."""
-    orders_R = np.array([sequence.order for sequence in blocks.sequences], np.int64)
-    begins_R = blocks.num_candidates_R.cumsum() - blocks.num_candidates_R
-    return EmittedTokens(
-        orders_R.repeat(num_accepted_R).tolist(),
-        ranges_from(blocks.tails.positions_R + 1, num_accepted_R).tolist(),
-        ranges_from(starts_R, num_accepted_R),
-        blocks.candidate_ids_C[ranges_from(begins_R, num_accepted_R)],
-    )
