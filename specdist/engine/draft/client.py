@@ -138,22 +138,18 @@ def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = N
         target_W = request.next_distributions_W
         assert target_W is not None
         sequences = [request.sequences[index] for index in drawn]
-        keys_W = RandomKeys(
-            np.array([sequence.stream_key for sequence in sequences], np.int64),
-            np.array([len(sequence.token_ids) for sequence in sequences], np.int64),
-            np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
-        )
-        draft_W = None if rejected_ids_R is None else _certain(target_W, rejected_ids_R[drawn])
-        next_token_ids_R[drawn] = sample_next_tokens(target_W, keys_W, draft_W).cpu().numpy()
+        numbers = [(each.stream_key, len(each.token_ids), each.counters.num_misses) for each in sequences]
+        keys_3W = np.array(numbers, np.int64).T.copy()
+        sampled_W = sample_next_tokens(target_W, RandomKeys(*keys_3W))
+        if rejected_ids_R is not None and (rejected_ids_R[drawn] != NONE_REJECTED).any():
+            # Q has all mass on the candidate.
+            rows = np.flatnonzero(rejected_ids_R[drawn] != NONE_REJECTED)
+            rows_M, ids_M = upload(target_W.device, rows, rejected_ids_R[drawn][rows])
+            target_M = target_W.select(rows_M)
+            draft_MV = torch.zeros_like(target_M.probabilities_NV).scatter_(1, ids_M[:, None], 1.0)
+            sampled_W[rows_M] = sample_next_tokens(target_M, RandomKeys(*keys_3W[:, rows]), Dense(draft_MV))
+        next_token_ids_R[drawn] = sampled_W.cpu().numpy()
     return next_token_ids_R
-
-
-def _certain(target_W: Dense, token_ids_W: np.ndarray) -> Dense:
-    """Q with all mass on these tokens, and zeros where there is none."""
-    draft_WV = torch.zeros_like(target_W.probabilities_NV)
-    rows = np.flatnonzero(token_ids_W != NONE_REJECTED)
-    draft_WV[upload(target_W.device, rows, token_ids_W[rows])] = 1
-    return Dense(draft_WV)
 
 
 def _reply_alone(request: ProposalRequest) -> ProposalReply:
