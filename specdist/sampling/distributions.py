@@ -26,7 +26,7 @@ of them whose next token is sampled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -163,10 +163,7 @@ def distributions_from_logits(
     )
 
 
-Numbers = TypeVar("Numbers", Tensor, np.ndarray)
-
-
-def accepted(target_C: Numbers, draft_C: Numbers, uniforms_C: Numbers) -> Numbers:
+def accepted(target_C: np.ndarray, draft_C: np.ndarray, uniforms_C: np.ndarray) -> np.ndarray:
     """bool [C]: which candidates are accepted, each decided independently: u < P(y) / Q(y), strictly and
     without dividing. P = 0 and NaN are never accepted.
 
@@ -175,13 +172,13 @@ def accepted(target_C: Numbers, draft_C: Numbers, uniforms_C: Numbers) -> Number
         draft_C: float64, Q(y), the probability with which the draft drew it; positive.
         uniforms_C: of the candidates' own positions, for acceptance.
     """
-    return uniforms_C * draft_C < target_C
+    is_accepted_C: np.ndarray = uniforms_C * draft_C < target_C
+    return is_accepted_C
 
 
-def acceptance_probabilities(target_C: Tensor, draft_C: Tensor) -> Tensor:
+def acceptance_probabilities(target_C: np.ndarray, draft_C: np.ndarray) -> np.ndarray:
     """min(1, P(y) / Q(y)): how likely a candidate is to be accepted; 0 where Q and P are 0."""
-    tiny = torch.finfo(torch.float64).tiny
-    return (target_C / draft_C.clamp(min=tiny)).clamp(max=1.0)
+    return np.minimum(target_C / np.maximum(draft_C, np.finfo(np.float64).tiny), 1.0)
 
 
 def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.messages.interfaces import (
@@ -281,6 +280,6 @@ def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: 
     num_accepted_R = count_accepted(accepted_C, num_R)
     acceptances = None
     if blocks.is_traced:
-        acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
+        acceptance_C = acceptance_probabilities(target_C, draft_C)
         acceptances = np.split(acceptance_C, np.cumsum(num_R))[: len(num_R)]
     return Verified(num_accepted_R, acceptances)
