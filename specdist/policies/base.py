@@ -21,7 +21,7 @@ draft keeps. A preempted sequence keeps its history and continues as if it had n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,18 @@ class RoundContext:
     num_context_tokens: float = 0.0
 
 
+class PutOff(NamedTuple):
+    """Sequences of a draft that runs a prompt only when it drafts after it.
+
+    Attributes:
+        num_missing_R: tokens that it has to run before it drafts.
+        num_left_R: most tokens that the sequence may still get.
+    """
+
+    num_missing_R: np.ndarray
+    num_left_R: np.ndarray
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftSequences:
     """The sequences (and their branches) for which a policy decides.
@@ -102,6 +114,7 @@ class DraftSequences:
         most_R: most tokens of each block, which ends earlier than the others' with a stop token, or where a
             sequence has no room for more; None: no limit is known. Features beyond it are NaN.
         reach_R: probability that a branch will become its sequence's candidates; 1 for a sequence itself.
+        put_off: what the draft has put off of them; None: it runs every prompt at once.
         round: the round for which is drafted.
     """
 
@@ -114,6 +127,7 @@ class DraftSequences:
     round: RoundContext
     earlier_estimates_DR: np.ndarray | None = None
     most_R: np.ndarray | None = None
+    put_off: PutOff | None = None
 
     def up_to_first(self, goes_on_DR: np.ndarray, most: int) -> np.ndarray:
         """[R]: lengths of blocks that end after the first of the last D tokens that is not to go on, and

@@ -11,6 +11,7 @@ N tokens, F features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,9 +31,10 @@ PRIOR_WEIGHTS_OF_PLACES = (-0.44, 0.59)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
 # The prior of a token that is not drawn: acceptance assumed before any token was verified, and how many
-# verified tokens the assumption is worth. Only drafted tokens teach anything, so it is a high one: a low one
-# that is wrong would never be found out.
-PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
+# verified tokens the assumption is worth; and how many verified tokens tell the acceptance of a pair. Only
+# drafted tokens teach anything: until so many are verified the forecast is a standard deviation higher than
+# what is likely, since a low one that is wrong would never be found out.
+PRIOR_ACCEPTANCE, PRIOR_TOKENS, NUM_TELLING = 0.8, 8, 24
 # Half-life of both the assumption and what was seen, in verified tokens.
 FORECAST_MEMORY = 256
 # Half-life in rounds without drafts of what was seen, in whose place the assumption comes back, so that
@@ -104,11 +106,17 @@ class Forecast:
         self._prior_tokens, self._seen = float(PRIOR_TOKENS), np.zeros(2)
 
     @property
+    def num_lacking(self) -> float:
+        """Tokens that are still to be verified before the acceptance is known; at most 0 when it is."""
+        return NUM_TELLING - float(self._seen[1])
+
+    @property
     def of_all(self) -> float:
         """The acceptance of any sequence's next token."""
         num_accepted, num_verified = self._seen.tolist()
-        expected: float = self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted
-        return expected / (self._prior_tokens + num_verified)
+        num_tokens = self._prior_tokens + num_verified
+        likely: float = (self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted) / num_tokens
+        return likely + (self.num_lacking > 0) * math.sqrt(likely * (1 - likely) / num_tokens)
 
     def of_rows(self, num_accepted_R: np.ndarray, num_verified_R: np.ndarray) -> np.ndarray:
         """[R]: of sequences with so many accepted and verified tokens of their own."""

@@ -74,6 +74,7 @@ class ContextCosts:
             of the target's pass.
         draft_row_ns: the same for a sequence of a draft step; ``block_row_ns``: of a pass over blocks, which
             is a part of synchronous drafting.
+        draft_prefill_ns: of a token of a prompt that the draft runs without drawing anything.
     """
 
     num_tokens: int = 0
@@ -82,6 +83,7 @@ class ContextCosts:
     target_token_ns: float = 0.0
     draft_row_ns: float = 0.0
     block_row_ns: float = 0.0
+    draft_prefill_ns: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
+                    put_off=self._lazy and self._lazy.put_off(slots_R),
                     round=round,
                 )
             )
@@ -262,7 +263,7 @@ class DraftWorker:
         for context in request.context.parts(self._max_context_tokens):
             state.commit(context)
             if self._lazy is not None:
-                self._lazy.put_off(context)
+                self._lazy.keep(context)
                 continue
             self._runner.forward(context, [])
             state.num_computed[context.slots_T] = context.positions_T + 1

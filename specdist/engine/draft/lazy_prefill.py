@@ -20,7 +20,7 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import LengthPolicy
+from specdist.policies import LengthPolicy, PutOff
 from specdist.utils.ranges import places_from
 
 # Rounds of a pause after a decision against drafting.
@@ -84,7 +84,15 @@ class LazyPrefill:
         is_decided = has_drafted or request.draft_now_R.any()
         return self._pauses.after(has_drafted=has_drafted) if is_decided else 0
 
-    def put_off(self, context: FlatBatch) -> None:
+    def put_off(self, slots_R: np.ndarray) -> PutOff:
+        """What these sequences' next drafting would have to run first; shared pages count, too."""
+        state = self._draft_state
+        num_committed_R = state.num_committed[slots_R]
+        # The pass that draws has the last token in any case.
+        num_missing_R = np.maximum(0, num_committed_R - 1 - state.num_computed[slots_R])
+        return PutOff(num_missing_R, state.max_lengths[slots_R] - num_committed_R)
+
+    def keep(self, context: FlatBatch) -> None:
         """These tokens, which the draft state has; a sequence's first ones come first."""
         slots_T, positions_T = context.slots_T, context.positions_T
         is_first_T = positions_T == self._num_shared[slots_T]

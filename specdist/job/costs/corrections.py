@@ -104,6 +104,7 @@ def scaled(costs: CostModel, of_target: float, of_drafting: float) -> CostModel:
         target_token_ns=of_target * costs.context.target_token_ns,
         draft_row_ns=of_drafting * costs.context.draft_row_ns,
         block_row_ns=of_drafting * costs.context.block_row_ns,
+        draft_prefill_ns=of_drafting * costs.context.draft_prefill_ns,
     )
     names = ("draft", "synchronous", "asynchronous")
     drafting = {name: times(getattr(costs, name), of_drafting) for name in names}

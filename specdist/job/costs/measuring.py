@@ -42,6 +42,8 @@ BUDGET_S = 5.0
 # then, the draft's steps.
 TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
+# Tokens of a prompt that the draft runs, on a host and on a device, which it keeps busy; and how often.
+PROMPT_TOKENS, NUM_PROMPTS = (64, 512), 2
 NOTHING = Curve([1], [0])
 
 
@@ -77,12 +79,13 @@ ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of a draft whose
     blocks are one pass, also what that takes beyond its steps, over the number of sequences, and what context
-    adds to it for each."""
+    adds to it for each; and of any draft a token of a prompt."""
 
     passes: Curve
     slopes: tuple[float, float]
     synchronous: Curve = NOTHING
     block_row_ns: float = 0.0
+    prefill_ns: float = 0.0
 
 
 NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
@@ -258,6 +261,11 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
+    num_tokens = min(PROMPT_TOKENS[timer.is_asynchronous], assembly.scheduling.max_seq_len - 1)
+    prompt_ns = float(found.passes(num_tokens))
+    if budget.until(1.0)(NUM_PROMPTS * prompt_ns):
+        prompt_ns = min(timer.prompt_ns(num_tokens) for _ in range(NUM_PROMPTS))
+    found = found._replace(prefill_ns=prompt_ns / num_tokens)
     if not isinstance(draft, DrafterRunner) or draft.blocks is None:
         return found
     timer(widest, widest, contexts[0])
@@ -272,7 +280,7 @@ def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
     sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
     beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
     beyond_steps = Curve(sizes, beyond.tolist())
-    return ModelTimes(steps, (0.0, 0.0), beyond_steps, block_row_ns=row_ns)
+    return ModelTimes(steps, (0.0, 0.0), beyond_steps, row_ns, blocks.prefill_ns)
 
 
 def combined_costs(
@@ -284,7 +292,8 @@ def combined_costs(
         of_target.passes,
         of_draft.passes,
         ContextCosts(
-            num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0], of_draft.block_row_ns
-        ),
+            num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0], of_draft.block_row_ns,
+            of_draft.prefill_ns,
+        ),  # fmt: skip
         synchronous=of_draft.synchronous,
     )

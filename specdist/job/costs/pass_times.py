@@ -104,6 +104,14 @@ class PassTimer:
         self._run(num_rows, num_tokens, num_context_tokens)
         return _synchronized_ns(self._runner.device) - begin_ns
 
+    def prompt_ns(self, num_tokens: int) -> int:
+        """Nanoseconds of a pass over a sequence's first tokens, without logits, of a model that is whole."""
+        tokens = tokens_of_text(self._text_ids, [num_tokens])
+        begin_ns = _synchronized_ns(self._runner.device)
+        self._runner.assume_contexts(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        self._runner.forward(FlatBatch(tokens, np.zeros(num_tokens, np.int64), np.arange(num_tokens)), [])
+        return _synchronized_ns(self._runner.device) - begin_ns
+
     def close(self) -> None:
         """The other ranks need follow no more."""
         self._tell(NO_SHAPE)

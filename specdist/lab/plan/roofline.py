@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from specdist.lab.plan.calibration import Filters
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.simulate import ReplicaCosts
 from specdist.models.sizes.sizes import ALL_REDUCES_PER_LAYER, ModelSize
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 
 Side = Literal["target", "draft"]
@@ -61,6 +61,8 @@ ROUTING_KERNELS, ROUTED_ROWS, ROUTED_PRODUCTS = 16, 8, 7
 CONTEXT_KERNELS = 8
 # Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
+# Of a prompt that the draft runs, as the main job measures it.
+PROMPT_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,8 @@ def roofline_costs(
     else:
         passes = CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows))
         draft_prefill = _curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens)
+    context = ContextCosts(draft_prefill_ns=float(draft_prefill(PROMPT_TOKENS)) / PROMPT_TOKENS)
+    passes = replace(passes, context=context)
     return ReplicaCosts(
         passes=passes,
         draft_prefill=draft_prefill,

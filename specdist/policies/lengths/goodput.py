@@ -51,6 +51,8 @@ from specdist.policies.references import Reference
 
 # Half-life of what a sequence's history has seen, in its verified tokens.
 ROW_MEMORY = 64
+# The acceptance by which a trial is planned.
+LIKELY_ACCEPTANCE = 0.7
 
 
 LIU_2024 = Reference(
@@ -162,6 +164,9 @@ class Goodput(RegisteredPolicy):
         # What the current drafting has taken, and the probability that each chain is accepted so far.
         self._spent = Spent(costs, max_draft_tokens)
         self._survival = np.zeros(0)
+        # What running its prompt would add to each of a chain's rounds, in nanoseconds.
+        self._prompt_ns = np.zeros(0)
+        self._is_trial = False
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
 
@@ -184,9 +189,13 @@ class Goodput(RegisteredPolicy):
         lengths_R, goes_on_R = np.full(num_rows, self.max_draft_tokens), np.ones(num_rows, bool)
         if features is None:
             self._begin(rows)
+            if (lengths_T := self._trial(rows)) is not None:
+                return lengths_T
             survival_DR = self._survival[None, rows.draft_slots_R]
         else:
             survival_DR = self._see(rows, features)
+            if self._is_trial:
+                return lengths_R
         first = rows.num_drafted - len(survival_DR) + 1
         for length, survival_R in enumerate(survival_DR, first):
             if rows.most_R is not None:
@@ -283,7 +292,8 @@ class Goodput(RegisteredPolicy):
         could reach."""
         size = int(rows.draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
-            self._survival, self._worth = np.zeros(size), np.zeros((size, self.max_draft_tokens))
+            self._survival, self._prompt_ns = np.zeros((2, size))
+            self._worth = np.zeros((size, self.max_draft_tokens))
         self._survival[rows.draft_slots_R] = rows.reach_R
         # Histories would be of confident places alone.
         forecast_R = self._forecast.of_rows(*(rows.histories_RH * (not self._has_blocks)).T)
@@ -299,9 +309,51 @@ class Goodput(RegisteredPolicy):
         ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
         ns_D = ns_D + self._costs.synchronous_ns(num_rows, round.num_context_tokens)
         ns_D = ns_D + self._spent.target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
+        if rows.put_off is not None:
+            worth_RD = self._worth[rows.draft_slots_R]
+            ns_D = ns_D + self._run_prompts(rows, worth_RD[:, (num_tokens_D / ns_D).argmax()])
         undrafted_ns = self._spent.target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
+
+    def _run_prompts(self, rows: DraftSequences, worth_R: np.ndarray) -> float:
+        """What running the prompts that were put off adds to a round of all sequences, which get so many
+        tokens more in each of their rounds. They may end early: half of the tokens that are left are counted.
+        """
+        assert rows.put_off is not None
+        num_rounds_R = np.maximum(1.0, rows.put_off.num_left_R / 2 / (1 + worth_R))
+        prompt_ns_R = self._costs.context.draft_prefill_ns * rows.put_off.num_missing_R / num_rounds_R
+        self._prompt_ns[rows.draft_slots_R] = prompt_ns_R
+        return float(prompt_ns_R.sum())
+
+    def _trial(self, rows: DraftSequences) -> np.ndarray | None:
+        """[R]: lengths of blocks where the acceptance is not known yet: the cheapest way to learn it, with few
+        sequences where a prompt has to be run for each; none where what may be gained is not worth it. None
+        where the acceptance is known, or no prompts are put off."""
+        self._is_trial = rows.put_off is not None and self._forecast.num_lacking > 0
+        if rows.put_off is None or not self._is_trial:
+            return None
+        round, num_rows = rows.round, len(rows.slots_R)
+        lengths_R = np.zeros(num_rows, np.int64)
+        num_steps = self._most_steps(round, 0)
+        if num_steps <= 0:
+            return lengths_R
+        order_R = rows.put_off.num_missing_R.argsort(kind="stable")
+        # With the tokens that are verified of a block, if about two of three are accepted.
+        verified_S = (LIKELY_ACCEPTANCE ** np.arange(num_steps)).cumsum()
+        verified_RS = np.arange(1, num_rows + 1)[:, None] * verified_S
+        rounds_RS = np.ceil(self._forecast.num_lacking / verified_RS)
+        prompts_ns_R = self._costs.context.draft_prefill_ns * rows.put_off.num_missing_R[order_R].cumsum()
+        trial_ns_RS = rounds_RS * self._spent.added_ns(round, num_rows, num_steps, is_first=True)
+        trial_ns_RS += prompts_ns_R[:, None]
+        fewest, last_step = divmod(int(trial_ns_RS.argmin()), num_steps)
+        alone_ns = self._spent.target_ns(round.num_rows, round) + self._costs.message.look_up(num_rows)
+        saved = 1 - round.num_rows / alone_ns / self._goodput
+        if saved * alone_ns * rows.put_off.num_left_R.mean() > trial_ns_RS[fewest, last_step]:
+            lengths_R[order_R[: fewest + 1]] = last_step + 1
+            for _ in range(last_step + 1):
+                self._spent.count_step(round, fewest + 1)
+        return lengths_R
 
     def _see(self, rows: DraftSequences, features: DraftFeatures) -> np.ndarray:
         """[D, R]: the probability that each chain is accepted up to each of its last tokens, by what was
@@ -329,8 +381,10 @@ class Goodput(RegisteredPolicy):
         if num_steps <= 0:
             return np.zeros(num_rows, bool)
         worth_AS = survival_A[:, None] * self._worth[draft_slots_A, :num_steps]
-        order_A = (-worth_AS[:, 0]).argsort(kind="stable")
-        value_AS = worth_AS[order_A].cumsum(axis=0)
+        # What is lost by running the prompts that were put off, in tokens.
+        prompts_A = self._goodput * self._prompt_ns[draft_slots_A] * (not num_drafted)
+        order_A = (prompts_A - worth_AS[:, 0]).argsort(kind="stable")
+        value_AS = worth_AS[order_A].cumsum(axis=0) - prompts_A[order_A].cumsum()[:, None]
         value_AS -= self._goodput * self._spent.added_ns(round, num_rows, num_steps, is_first=not num_drafted)
         best_row, best_step = divmod(int(value_AS.argmax()), num_steps)
         pays_A = np.zeros(num_rows, bool)

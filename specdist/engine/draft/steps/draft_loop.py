@@ -121,7 +121,8 @@ class DraftLoop:
         if self._waits:
             self._runs.uniforms_of_all(drafting)
         is_known = self._runs.pending is None or not self._policy.is_for_batch
-        if not is_known and (self._chooses_blocks or not self._lengths.expects_any):
+        is_cheap = self._lengths.expects_any and not draft_batch.has_prompts_left
+        if not is_known and (self._chooses_blocks or not is_cheap):
             # The policy has to know which sequences have ended: now, or else after the first run.
             self._collect_steps(drafting)
             is_known = True

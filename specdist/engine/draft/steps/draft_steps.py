@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.policies import DraftFeatures, DraftSequences, RoundContext
+from specdist.policies import DraftFeatures, DraftSequences, PutOff, RoundContext
 from specdist.sampling.uploads import upload
+
+
+# More tokens than a sequence gets in a round.
+MANY_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,7 @@ class DraftBatch:
         num_wanted_R: most tokens to draft.
         most_R: and so many with those on top that a constraint forces; by default no more.
         reach_R: probability that they will be needed; 1 except for branches.
+        put_off: as of :class:`DraftSequences`.
         round: for which the policy decides; None where it is not asked: for a token in the place of a next
             token, which is not a candidate, and for a block that repeats one of which it has decided before.
     """
@@ -40,6 +45,12 @@ class DraftBatch:
     reach_R: np.ndarray
     round: RoundContext | None = None
     most_R: np.ndarray | None = None
+    put_off: PutOff | None = None
+
+    @property
+    def has_prompts_left(self) -> bool:
+        """Whether a step of all sequences would first run a prompt that was put off."""
+        return self.put_off is not None and bool((self.put_off.num_missing_R > MANY_TOKENS).any())
 
 
 class Step(NamedTuple):
@@ -214,7 +225,7 @@ class Drafting:
     ) -> DraftSequences:
         """What the policy is asked about, of those with these indices."""
         assert self.batch.round is not None
-        slots_A = self.batch.slots_R[index_A]
+        slots_A, put_off = self.batch.slots_R[index_A], self.batch.put_off
         return DraftSequences(
             slots_R=slots_A,
             draft_slots_R=self.batch.draft_slots_R[index_A],
@@ -224,6 +235,7 @@ class Drafting:
             earlier_estimates_DR=earlier_estimates_DA,
             most_R=self.num_wanted_R[index_A],
             reach_R=self.batch.reach_R[index_A],
+            put_off=put_off and PutOff(*(numbers_R[index_A] for numbers_R in put_off)),
             round=self.batch.round,
         )
 
