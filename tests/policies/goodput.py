@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdist.policies import DraftFeatures, DraftSequences, Goodput, RoundContext
+from specdist.policies import DraftFeatures, DraftSequences, Goodput, PutOff, RoundContext
 from specdist.policies.costs import CostModel, Curve
 
 CAP = 6
@@ -30,6 +30,7 @@ def question(
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
     most_tokens: int | None = None,
+    put_off: PutOff | None = None,
 ) -> DraftSequences:
     draft_slots_R = np.arange(num_rows)
     return DraftSequences(
@@ -39,6 +40,7 @@ def question(
         num_drafted=num_drafted,
         features=None if features is None else DraftFeatures(*features.stacked[:, None]),
         reach_R=np.ones(num_rows),
+        put_off=put_off,
         round=RoundContext(
             num_rows=num_rows,
             num_pass_tokens=num_rows + num_prompt_tokens,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from specdist.policies import VerifiedBlocks, VerifiedTokens
-from specdist.policies.costs import CostModel
+from specdist.policies import PutOff, VerifiedBlocks, VerifiedTokens
+from specdist.policies.calibration import NUM_TELLING
+from specdist.policies.costs import ContextCosts, CostModel
 from tests.policies.goodput import (
     CAP,
     drafted_length,
@@ -106,3 +109,37 @@ def test_what_was_assumed_gives_way_to_what_was_seen_and_comes_back_in_a_long_pa
     assert policy._forecast.of_all < 0.52
     policy.note_pause(40_000)
     assert policy._forecast.of_all == pytest.approx(assumed, abs=0.01)
+
+
+def with_prompts(num_missing: list[int], num_left: list[int]) -> dict[str, PutOff]:
+    return {"put_off": PutOff(np.array(num_missing), np.array(num_left))}
+
+
+def prompt_costs() -> CostModel:
+    """A prompt's token takes as long as a tenth of a draft step."""
+    costs = flat_costs(target=1000, draft=100)
+    return dataclasses.replace(costs, context=ContextCosts(draft_prefill_ns=10.0))
+
+
+def test_acceptance_is_found_out_with_the_sequences_that_have_least_to_run() -> None:
+    """Their blocks go on whatever is drawn, until so many tokens are verified that it is known."""
+    policy, prompts = new_goodput(prompt_costs()), with_prompts([500, 5, 500, 7], [200] * 4)
+    assert goes_on(policy, 4, 0, **prompts) == [False, True, False, True]
+    assert all(goes_on(policy, 2, 1, features_of([0.1, 0.1]), **with_prompts([5, 7], [200] * 2)))
+    policy._forecast.observe(20, NUM_TELLING)
+    assert goes_on(policy, 4, 0, **prompts) == [True] * 4
+    assert not all(goes_on(policy, 2, 1, features_of([0.001] * 2), **with_prompts([5, 7], [200] * 2)))
+
+
+def test_what_can_bring_nothing_is_not_tried() -> None:
+    """Few tokens are left, or a draft that is always right would gain nothing."""
+    assert not any(goes_on(new_goodput(prompt_costs()), 2, 0, **with_prompts([500] * 2, [3] * 2)))
+    dear = dataclasses.replace(flat_costs(target=100, draft=100), context=ContextCosts(draft_prefill_ns=1.0))
+    assert not any(goes_on(new_goodput(dear), 2, 0, **with_prompts([9] * 2, [500] * 2)))
+
+
+def test_a_prompt_is_run_only_for_tokens_that_are_worth_it() -> None:
+    """Two sequences of which one is nearly done, each with a long prompt that was put off."""
+    policy = goodput(prompt_costs(), acceptance=0.9)
+    assert goes_on(policy, 2, 0, **with_prompts([500, 500], [400, 4])) == [True, False]
+    assert goes_on(policy, 2, 0, **with_prompts([0, 0], [400, 4])) == [True, True]

@@ -292,8 +292,13 @@ def combined_costs(
         of_target.passes,
         of_draft.passes,
         ContextCosts(
-            num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0], of_draft.block_row_ns,
+            num_context_tokens,
+            num_rows,
+            row_ns,
+            token_ns,
+            of_draft.slopes[0],
+            of_draft.block_row_ns,
             of_draft.prefill_ns,
-        ),  # fmt: skip
+        ),
         synchronous=of_draft.synchronous,
     )

@@ -327,9 +327,9 @@ class Goodput(RegisteredPolicy):
         return float(prompt_ns_R.sum())
 
     def _trial(self, rows: DraftSequences) -> np.ndarray | None:
-        """[R]: lengths of blocks where the acceptance is not known yet: the cheapest way to learn it, with few
-        sequences where a prompt has to be run for each; none where what may be gained is not worth it. None
-        where the acceptance is known, or no prompts are put off."""
+        """[R]: lengths of blocks where the acceptance is not known yet: the cheapest way to learn it, with
+        few sequences where a prompt has to be run for each; none where what may be gained is not worth it.
+        None where the acceptance is known, or no prompts are put off."""
         self._is_trial = rows.put_off is not None and self._forecast.num_lacking > 0
         if rows.put_off is None or not self._is_trial:
             return None

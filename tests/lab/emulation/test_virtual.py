@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from specdist.engine.request import Request
+from specdist.job.costs.measuring import ONE_PROCESS
 from specdist.lab.plan.simulate import Mode
 from specdist.policies.registry import PolicyChoice
 from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.markov import markov_pair
 from tests.lab.emulation.run import Case, Emulation, run_emulation
-from tests.lab.emulation.virtual import ASYNCHRONOUS_NS, MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS
+from tests.lab.emulation.virtual import ASYNCHRONOUS_NS, MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, VirtualRun
 
 LENGTH = 2
 GOODPUT = PolicyChoice.of("goodput")
@@ -93,3 +97,38 @@ def test_goodput_loses_nothing_with_experts_where_a_fixed_length_loses_half() ->
         for choice in (PolicyChoice(), PolicyChoice.of("fixed", num_draft_tokens=5), GOODPUT)
     )
     assert fixed < 0.6 * alone and goodput >= 0.98 * alone
+
+
+def whole_run(config: EmulationConfig, choice: PolicyChoice) -> float:
+    """Tokens per second of a batch with both models on one GPU, its prompts and all that is learned included."""
+    assert config.batch_sizes is not None
+    emulation = Emulation(config)
+    case = Case(batch_size=config.batch_sizes[0], mode="colocated", choice=choice)
+    costs = ONE_PROCESS.added_to(emulation.costs(case).passes)
+    order = dataclasses.replace(emulation.order(case, costs), num_full=0)
+    pair = markov_pair(emulation.pair)
+    run = VirtualRun(order, pair, emulation.target, emulation.draft, has_own_gpu=False)
+    ids = np.random.default_rng(1).integers(config.vocab_size, size=config.prompt_tokens)
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=np.roll(ids, row).tolist())
+        for row in range(case.batch_size)
+    ]
+    engine = run.engine(requests)
+    num_tokens = sum(len(completion.token_ids) for completion in engine.run())
+    return num_tokens / max(run.device.now_ns, run.device.free_at_ns) * 1e9
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "acceptance", "temperature", "least"),
+    [(600, 0.82, 0.0, 0.97), (40, 0.3, 1.0, 0.97), (40, 0.9, 0.0, 1.05)],
+)
+def test_a_short_run_is_not_slower_than_the_target_alone(
+    prompt_tokens: int, acceptance: float, temperature: float, least: float
+) -> None:
+    """With a draft that costs half of its target: it is found out what its prompts cost and what is accepted,
+    and what pays is not missed."""
+    config = EmulationConfig(
+        emulate="h100-sxm", target="1b", draft="0.5b", batch_sizes=[32], prompt_tokens=prompt_tokens,
+        output_tokens=64, acceptance=acceptance, temperature=temperature,
+    )  # fmt: skip
+    assert whole_run(config, GOODPUT) >= least * whole_run(config, PolicyChoice())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
@@ -150,16 +151,19 @@ class VirtualRun:
             channel = rank if has_own_gpu else InProcess(worker)
             self.proposer = self._assembly.draft(channel, least_share=LEAST_SHARE * worker.is_lazy)
 
-    def steady_rounds(self, num_rounds: int, num_rows: int) -> tuple[int, float]:
-        """Tokens and seconds of so many rounds of a full batch, of at most ``num_rows`` requests."""
-        window = Window(self.runner, self.order.assembly.scheduling, num_rounds)
-        engine = self._assembly.engine(
-            iter(self._requests(num_rows)),
+    def engine(self, requests: list[Request]) -> Engine:
+        return self._assembly.engine(
+            iter(requests),
             target=self.target,
             proposer=self.proposer,
             stats_recorder=StatsRecorder(),
             clock=timeline("host", self.device),
         )
+
+    def steady_rounds(self, num_rounds: int, num_rows: int) -> tuple[int, float]:
+        """Tokens and seconds of so many rounds of a full batch, of at most ``num_rows`` requests."""
+        window = Window(self.runner, self.order.assembly.scheduling, num_rounds)
+        engine = self.engine(self._requests(num_rows))
         for _ in engine.run(lambda: window.should_stop(engine, len(self.target.pass_numbers))):
             pass
         begins = np.array(self.device.passes)[window.passes_of(self.target), 0]

@@ -18,7 +18,6 @@ from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.policies import DraftFeatures, DraftSequences, PutOff, RoundContext
 from specdist.sampling.uploads import upload
 
-
 # More tokens than a sequence gets in a round.
 MANY_TOKENS = 32
 
