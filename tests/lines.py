@@ -38,7 +38,7 @@ SYNCHRONOUS = """
 # goodput, work ahead with branches, graphs, a sharded target.
 DEFAULT_ON_GPU = f"""
     {SYNCHRONOUS}
-        ShardedTarget Collectives VocabParallelVerifier StepScores HeadReader
+        ShardedTarget Collectives VocabParallelVerifier StepScores TokenFeatures
     RunLengths     AheadDrafter FirstAhead BranchTable ToRank TargetStates
     Link Draft    RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from specdist.engine import assembly
+from specdist.engine.draft import lazy_prefill
 from specdist.engine.draft.client import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
-from specdist.policies import payoff
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
@@ -53,8 +53,8 @@ class Skipping(CheckedReplica):
 
 @pytest.fixture(autouse=True)
 def short_skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", SKIPPED)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "FEWEST_PAUSED", SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", SKIPPED)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return ask(self, request, clock)
 
     monkeypatch.setattr(InProcess, "ask", counted)
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", 1000)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 1000)
+    monkeypatch.setattr(lazy_prefill, "FEWEST_PAUSED", 1000)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 1000)
     return found
 
 
@@ -176,7 +176,7 @@ def test_skips_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyP
         return reply
 
     monkeypatch.setattr(InProcess, "ask", noted)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 3 * SKIPPED)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
     # The first is a round of the prompt alone.

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.graphs import (
     NUM_WARMUPS,
-    Capturer,
     CheckedGraphs,
     CudaGraphs,
     GraphMemory,
@@ -205,7 +204,7 @@ def test_no_more_is_recorded_than_memory_holds(caplog: pytest.LogCaptureFixture)
         assert graphs.is_full and set(graphs._replays) == set(keys)
 
 
-def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:
+def static_runner(plain: PreTrainedModel, capturer: TapeCapturer) -> ModelRunner:
     return paged_runner(plain, Acceleration(is_static=True, capturer=capturer))
 
 

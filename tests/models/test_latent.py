@@ -50,7 +50,7 @@ BLOCKS = "FP8 in blocks, inputs in groups"
 
 
 def keeps_latents(runner: ModelRunner) -> bool:
-    return all(rules.is_latent for rules in runner.rules.values())
+    return all(rules.is_latent for rules in runner._shapes.rules.values())
 
 
 def page_numbers(runner: ModelRunner) -> int:
@@ -63,7 +63,7 @@ def test_every_family_keeps_its_logits_in_the_latents_memory(family: str) -> Non
     runner = paged_runner(plain)
     assert keeps_latents(runner)
     config = plain.config
-    num_layers = len(runner.rules)
+    num_layers = len(runner._shapes.rules)
     # The latent and the rotated part; and keys and values of all heads.
     assert page_numbers(runner) == num_layers * (config.kv_lora_rank + config.qk_rope_head_dim)
     expanded = paged_runner(plain, EXPANDED)
@@ -174,7 +174,7 @@ def test_layers_that_expand_in_their_forward_keep_keys_and_values(monkeypatch: p
     monkeypatch.setattr(latent, "EXPAND", "no_such_method")
     plain = tiny_model("youtu")
     runner = paged_runner(plain)
-    assert not any(rules.is_latent for rules in runner.rules.values())
+    assert not any(rules.is_latent for rules in runner._shapes.rules.values())
     check_rows(plain, runner)
 
 

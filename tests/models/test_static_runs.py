@@ -59,7 +59,7 @@ def runner_of(model: torch.nn.Module, acceleration: Acceleration, tokens: np.nda
     slots, places = np.repeat(np.arange(3), NUM_OWN_PAGES), arange_segments(np.array(NUM_OWN_PAGES))
     runner.update_pages(PageUpdates(slots, places, np.arange(len(slots))))
     # Of the last sequence all tokens are beyond the border of a rope that has one.
-    runner.update_pages(PageUpdates.of_rope_lengths(np.arange(3), np.array([6, 8, 10])))
+    runner.update_pages(PageUpdates(np.arange(3), -1 - np.array([6, 8, 10]), np.zeros(3, int)))
     runner.forward(_batch(tokens, np.zeros(3, int), NUM_CACHED), [])
     assert (runner.runs is not None) == acceleration.is_static
     return runner
