@@ -25,7 +25,6 @@ from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import (
-    AHEAD,
     ALARM,
     COUPLED,
     COUPLED_FILTERED,
@@ -94,18 +93,3 @@ def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(settings
     # A probability that differs in the last bit may very rarely change a token.
     num_same = sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True))
     assert num_same > 0.99 * len(whole)
-
-
-@pytest.mark.parametrize(
-    ("settings", "ahead"),
-    [(PLAIN, AHEAD[0]), (FILTERED, AHEAD[1]), (TOP_K, AHEAD[2]), (COUPLED_FILTERED, AHEAD[2])],
-)
-def test_a_draft_that_is_the_target_is_accepted_always(
-    settings: SamplingSettings, ahead: dict[str, int]
-) -> None:
-    """Detects a draft whose cache does not match its row: it would draw other tokens."""
-    replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_num_seqs=50, **ahead)
-    p_values(replica, TARGET, 100, eos=[5])
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
-    assert stats.num_misses == 0

@@ -17,7 +17,7 @@ from tests.models.families import CUT, FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
 
-SHARDED = ("llama", "qwen3", "gemma2", "gpt_neox", "phi", "granite_swa", "youtu", *CUT)
+SHARDED = ("llama", "qwen3", "gemma2", "gpt_neox", "phi", "granite_swa", "youtu", "qwen3_5_text", *CUT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
