@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole
@@ -29,15 +29,24 @@ from tests.ranks import run_ranks
 
 # Parts of two ranks are whole blocks and groups.
 SIZES = {"intermediate_size": 128, "num_key_value_heads": 4}
+DEEPSEEK = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+    "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "max_position_embeddings": 256,
+}  # fmt: skip
 NUM_LAYERS = 21
 # Of a plain checkpoint, while it is loaded.
 KINDS = ("float8", "int8")
-# What two ranks share: a layout of each kind of scales, and kinds; the projections of Phi-3 are joined.
+# What two ranks share: a layout of each kind of scales, and kinds; the projections of Phi-3 are joined, and
+# DeepSeek V3 has experts with a shared one, and projections to latents, which stay whole.
 SHARED = (
     ("FP8, one scale, static inputs", "llama"), ("FP8 per channel, inputs per token", "llama"),
     ("FP8 in blocks, inputs in groups", "llama"), ("INT8 W8A8, inputs per token", "llama"),
     ("INT4 W4A16 packed in groups, zero points", "llama"), ("NVFP4", "llama"), ("float8", "llama"),
     ("FP8 in blocks (fp8)", "phi3"), ("INT4 W4A16 packed in groups", "phi3"), ("int8", "phi3"),
+    ("FP8 in blocks (fp8)", "deepseek_v3"),
 )  # fmt: skip
 TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
 # Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers. With the scales
@@ -46,8 +55,12 @@ TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.035
 
 
 def saved(folder: Path, layout: str | None = None, family: str = "llama") -> Path:
-    model = tiny_model(family, **SIZES)
-    uneven(model)
+    if family == "deepseek_v3":
+        torch.manual_seed(0)
+        model: PreTrainedModel = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK)).float()
+    else:
+        model = tiny_model(family, **SIZES)
+        uneven(model)
     model.save_pretrained(folder)
     if layout is not None:
         write(folder, *LAYOUTS[layout])

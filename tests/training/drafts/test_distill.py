@@ -200,7 +200,7 @@ def test_mistakes_are_told(
 
 
 def test_what_the_run_does_not_have_is_told(finished: Path, pair: Pair, noisy: Path, tmp_path: Path) -> None:
-    """Log-probabilities; rows; its own target."""
+    """Log-probabilities; rows; its own target; a draft that is trained."""
     run = shutil.copytree(finished, tmp_path / "run")
     values = yaml.safe_load((run / "config.yaml").read_text())
     words = FAST | {"run": run, "new_draft": tmp_path / "draft"}
@@ -211,14 +211,8 @@ def test_what_the_run_does_not_have_is_told(finished: Path, pair: Pair, noisy: P
     refused(run_here(main, **words), "has fewer than 2 finished rows", "generate more")
     (run / "config.yaml").write_text(yaml.safe_dump(values | {"logprobs": None}))
     refused(run_here(main, **words, teacher="recorded"), "--teacher recorded needs a run", "--logprobs 20")
-
-
-def test_an_eagle_draft_is_not_trained(finished: Path, tmp_path: Path, pair: Pair) -> None:
-    """Nor one that the run does not use."""
-    target = AutoModelForCausalLM.from_pretrained(pair.target)
-    eagle_model(target, range(9)).save_pretrained(tmp_path / "eagle")
-    run = shutil.copytree(finished, tmp_path / "run")
-    values = yaml.safe_load((run / "config.yaml").read_text())
+    eagle_model(AutoModelForCausalLM.from_pretrained(pair.target), range(9)).save_pretrained(
+        tmp_path / "eagle"
+    )
     (run / "config.yaml").write_text(yaml.safe_dump(values | {"policy": "none"}))
-    words = FAST | {"run": run, "draft": tmp_path / "eagle", "new_draft": tmp_path / "draft"}
-    refused(run_here(main, **words), "is an EAGLE-3 draft", "name ")
+    refused(run_here(main, **words, draft=tmp_path / "eagle"), "is an EAGLE-3 draft", "name ")
