@@ -76,7 +76,7 @@ class Slots:
         positions_T = np.concatenate([begin + np.arange(len(hidden)) for _, begin, hidden in parts])
         batch = FlatBatch(np.zeros(len(slots_T), np.int64), slots_T, positions_T)
         rows_TR, rest = self.mixer.project(torch.cat([hidden for _, _, hidden in parts]))
-        mixed_TO = StatePass(_NO_ATTENTION, self.states, self.states.places(batch)).mix(self.mixer, rows_TR)
+        mixed_TO = StatePass(None, self.states, self.states.places(batch)).mix(self.mixer, rows_TR)
         yield from self.mixer.output(mixed_TO, rest).split([len(hidden) for _, _, hidden in parts])
 
     def state_of(self, slot: int, num_tokens: int) -> Tensor:
@@ -84,14 +84,6 @@ class Slots:
         list(self.run([(slot, num_tokens, torch.zeros(self.num_rollback, WIDTH))]))
         [held] = self.states.states.values()
         return held[slot].clone()
-
-
-class _NoAttention:
-    def attend(self, layer: int, call: Any) -> Tensor:
-        raise AssertionError
-
-
-_NO_ATTENTION = _NoAttention()
 
 
 @torch.inference_mode()
