@@ -21,7 +21,6 @@ exponents fall):
 
 import pytest
 
-from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import (
@@ -84,10 +83,10 @@ def test_the_target_alone_follows_its_distribution() -> None:
     assert min(found) > ALARM, found
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(settings: SamplingSettings) -> None:
+@pytest.mark.parametrize("name", ["plain", "top-k", "coupled, filtered"])
+def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(name: str) -> None:
     sliced, whole = (
-        markov_replica(settings, kind=kind, max_num_seqs=200).generate(requests_for(PROMPTS, 100))
+        markov_replica(SETTINGS[name], kind=kind, max_num_seqs=200).generate(requests_for(PROMPTS, 100))
         for kind in (SlicedMarkovReplica, Harness)
     )
     # A probability that differs in the last bit may very rarely change a token.

@@ -47,7 +47,7 @@ def generated(family: str, draft: PreTrainedModel | None, **options: Any) -> tup
 @pytest.mark.parametrize("family", RECURRENT)
 def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> None:
     assert generated(family, None)[0] == expected(family)
-    for num_draft_tokens, acceptance in ((1, "some"), (8, "some"), (8, "all")):
+    for num_draft_tokens, acceptance in ((8, "some"), (8, "all")):
         draft, options = draft_of(family, acceptance), {"num_draft_tokens": num_draft_tokens}
         found, stats = generated(family, draft, max_num_batched_tokens=40, **options)
         assert found == expected(family), (num_draft_tokens, acceptance)
