@@ -1,6 +1,6 @@
 """What the engine emits follows the target's distribution: chi-square tests on a Markov pair.
 
-Per run 24,000 tokens, 1,200 completions of 20 tokens, and twice as many with three branches. ``sampled.py``
+Per run 24,000 tokens, 1,200 completions of 20 tokens; twice as many with three branches of plain draws. ``sampled.py``
 says what is tested of them; the first p-value, of transitions, is the one that sees most. Seen with 48,000
 tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000 (with fewer the
 exponents fall):
@@ -69,7 +69,7 @@ def test_asynchronous_drafting_follows_the_target_s_distribution(
 ) -> None:
     replica = markov_replica(SETTINGS[name], num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     # Of an adopted branch little is wrong at a time: that takes more tokens to be seen.
-    found = p_values(replica, TARGET, NUM_SAMPLES * (2 if num_branches == 3 else 1))
+    found = p_values(replica, TARGET, NUM_SAMPLES * (2 if (num_branches, name) == (3, "plain") else 1))
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.3 < stats.num_ahead_hits / stats.num_ahead_verified < 0.9
