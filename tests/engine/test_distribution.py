@@ -2,8 +2,8 @@
 
 Per run 24,000 tokens, 1,200 completions of 20 tokens, and twice as many with three branches of plain draws.
 ``sampled.py`` says what is tested of them; the first p-value, of transitions, is the one that sees most. Seen
-with 48,000 tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000 (with fewer the
-exponents fall):
+with 48,000 tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000
+(with fewer the exponents fall):
 
     recovered token drawn with the number that rejected its candidate, synchronous      0 (below 1e-300)
     candidate verified with the number that drew it, synchronous                        0
