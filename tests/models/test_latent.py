@@ -34,7 +34,7 @@ from tests.models.chunks import MIXED, GrowingRows, check_rows
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.kernels import PlainKernel
 from tests.models.quantized_checkpoints import LAYOUTS, write
-from tests.models.quantized_formats import ROUNDED_TOLERANCE, TOKENS, logits_of
+from tests.models.test_quantized import ROUNDED_TOLERANCE, TOKENS, logits_of
 
 # With and without a projection of queries, rotated in pairs or in halves, with scales of latents.
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "longcat_flash", "minicpm3")

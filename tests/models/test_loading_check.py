@@ -47,14 +47,12 @@ def saved(folder: Path, family: str = "llama", **overrides: object) -> Path:
     return folder
 
 
-def checked(folder: Path, dtype: torch.dtype, spoil: str | None = None) -> LoadingCheck:
+def checked(
+    folder: Path, dtype: torch.dtype, spoil: Callable[[PreTrainedModel], object] = lambda _: None
+) -> LoadingCheck:
     checkpoint = open_checkpoint("--target", str(folder))
     model: PreTrainedModel = load_whole(checkpoint, dtype=dtype, device=CPU)
-    if spoil == "frequencies":
-        model.to(torch.bfloat16)  # what DeepSpeed does to buffers
-    elif spoil is not None:
-        weight = model.get_parameter(spoil)
-        weight.data = weight.data.flip(0)
+    spoil(model)
     return check_loading(model, checkpoint, dtype=dtype, device=CPU, vocab_size=VOCAB_SIZE)
 
 
@@ -136,7 +134,8 @@ def test_frequencies_in_bfloat16_are_found(tmp_path: Path) -> None:
     """The attention of this model is flat, and its output hardly changes: its queries do."""
     folder = saved(tmp_path, "gemma2", initializer_range=0.02)
     with pytest.raises(UserError, match=r"layer 0 queries differ by .* of their size") as error:
-        checked(folder, torch.bfloat16, "frequencies")
+        # What DeepSpeed does to buffers.
+        checked(folder, torch.bfloat16, lambda model: model.to(torch.bfloat16))
     assert "--target" in str(error.value) and "Nothing was generated" in str(error.value)
 
 
@@ -204,26 +203,25 @@ def test_a_model_that_does_not_run_is_refused(
 
 def test_limits_of_time_steps_hold_for_every_token(tmp_path: Path) -> None:
     """transformers' single steps drop them: the sample is run in one pass."""
+
+    def without_limits(model: PreTrainedModel) -> None:
+        for module in model.modules():
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = (0.0, torch.inf)
+
     build("nemotron_h", time_step_min=0.5).save_pretrained(tmp_path)
-    checkpoint = open_checkpoint("--target", str(tmp_path))
-    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
-    how = {"dtype": torch.float32, "device": CPU, "vocab_size": VOCAB_SIZE}
-    assert check_loading(model, checkpoint, **how).is_checked
-    for module in model.modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = (0.0, torch.inf)
+    assert checked(tmp_path, torch.float32).is_checked
     with pytest.raises(UserError, match="differ by") as error:
-        check_loading(model, checkpoint, **how)
+        checked(tmp_path, torch.float32, without_limits)
     assert "--tp_size" not in str(error.value), "it is 1"
 
 
 def test_nan_counts_as_a_difference(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    checkpoint = open_checkpoint("--target", str(folder))
-    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
-    model.get_parameter("model.norm.weight").data[3] = torch.nan
+    def spoil(model: PreTrainedModel) -> None:
+        model.get_parameter("model.norm.weight").data[3] = torch.nan
+
     with pytest.raises(UserError, match="logits differ by nan"):
-        check_loading(model, checkpoint, dtype=torch.float32, device=CPU, vocab_size=VOCAB_SIZE)
+        checked(saved(tmp_path), torch.float32, spoil)
 
 
 def test_a_difference_is_that_of_the_worst_token() -> None:

@@ -29,7 +29,7 @@ from specdist.utils.errors import UserError
 from tests.engine.harness import page_bytes
 from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head, write_code
 from tests.models.quantized_checkpoints import LAYOUTS, write
-from tests.models.quantized_formats import DEEPSEEK
+from tests.models.test_quantized import DEEPSEEK
 
 CPU = torch.device("cpu")
 HERE = Placement(torch.float32, CPU)
