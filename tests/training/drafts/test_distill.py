@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,15 @@ def test_the_draft_writes_after_every_prompt_anew(trained: Trained) -> None:
         assert bool((grown[is_prompt] > 0).all()) and not grown[~is_prompt].any()
 
 
+def on_a_rank(arguments: Sequence[str]) -> int:
+    """The command itself is not sent to other processes."""
+    return main(arguments)
+
+
 def test_two_ranks_share_the_training(finished: Path, tmp_path: Path) -> None:
     """A step of two ranks has the sequences of both."""
     run = FAST | {"run": finished, "epochs": 4, "batch_size": 4, "device": "cpu"}
-    shown = fork_ranks(2, main, **run, new_draft=tmp_path / "draft").totals
+    shown = fork_ranks(2, on_a_rank, **run, new_draft=tmp_path / "draft").totals
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.02
     history = json.loads((tmp_path / "draft" / "distillation.json").read_text())["history"]
     assert max(entry["step"] for entry in history) <= 4 * -(-shown["num_training_sequences"] // 8)
