@@ -149,15 +149,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def long_skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", 1000)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 1000)
+    monkeypatch.setattr(lazy_prefill, "FEWEST_PAUSED", 1000)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 1000)
 
 
 def test_skips_get_longer_until_something_is_drafted(
     asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the longest."""
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 3 * SKIPPED)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
     # The first is a round of the prompt alone.
