@@ -22,6 +22,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
+from tests.engine.test_rope_borders import ROPE
 from tests.installed import needs
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.recurrent.twins import use_twins
@@ -40,10 +41,7 @@ PAGE_SIZE, NUM_PAGES = 4, 6
 # second one's pages end with its only step: its table goes on with zeros, where the first sequence lies.
 NUM_CACHED, NUM_LACKING, NUM_STEPS = np.array([5, 6, 9]), np.array([1, 2, 1]), np.array([4, 1, 3])
 NUM_OWN_PAGES = (3, 2, 4)
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8,
-    "long_factor": [1.0, 1.5, 2, 3, 4, 6, 8, 10], "original_max_position_embeddings": 8, "factor": 8.0,
-}  # fmt: skip
+LONGROPE = ROPE | {"original_max_position_embeddings": 8}
 
 
 def draws(rule: str) -> DraftDraws:
