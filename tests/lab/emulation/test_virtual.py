@@ -100,7 +100,7 @@ def test_goodput_loses_nothing_with_experts_where_a_fixed_length_loses_half() ->
 
 
 def whole_run(config: EmulationConfig, choice: PolicyChoice) -> float:
-    """Tokens per second of a batch with both models on one GPU, its prompts and all that is learned included."""
+    """Tokens per second of a batch with both models on one GPU, with its prompts and all that is learned."""
     assert config.batch_sizes is not None
     emulation = Emulation(config)
     case = Case(batch_size=config.batch_sizes[0], mode="colocated", choice=choice)
@@ -120,7 +120,7 @@ def whole_run(config: EmulationConfig, choice: PolicyChoice) -> float:
 
 @pytest.mark.parametrize(
     ("prompt_tokens", "acceptance", "temperature", "least"),
-    [(600, 0.82, 0.0, 0.97), (40, 0.3, 1.0, 0.97), (40, 0.9, 0.0, 1.05)],
+    [(600, 0.82, 0.0, 0.97), (40, 0.3, 1.0, 0.97), (40, 0.95, 0.0, 1.08)],
 )
 def test_a_short_run_is_not_slower_than_the_target_alone(
     prompt_tokens: int, acceptance: float, temperature: float, least: float
