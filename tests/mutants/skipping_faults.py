@@ -24,7 +24,7 @@ SKIPPING_FAULTS = (
         "            self._is_written[pages] = True\n",
         "",
         (ONCE,)),
-    Mutant("late-contexts-of-sequences-before-in-the-slot-count-as-run", "LazyPrefill.put_off",
+    Mutant("late-contexts-of-sequences-before-in-the-slot-count-as-run", "LazyPrefill.keep",
         "self._draft_state.num_computed[slots_T[is_first_T]] = 0",
         "pass",
         (CACHE,)),

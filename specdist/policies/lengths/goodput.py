@@ -45,15 +45,13 @@ from specdist.policies.calibration import (
     token_features,
 )
 from specdist.policies.costs import CostModel, Sizes
+from specdist.policies.lengths.exploration import cheapest_exploration
 from specdist.policies.options import MAX_DRAFT_TOKENS, OptionInfo, RegisteredPolicy
 from specdist.policies.payoff import worth_verifying
 from specdist.policies.references import Reference
 
 # Half-life of what a sequence's history has seen, in its verified tokens.
 ROW_MEMORY = 64
-# The acceptance by which a trial is planned.
-LIKELY_ACCEPTANCE = 0.7
-
 
 LIU_2024 = Reference(
     authors="Liu, Park, Hu, Kwon, Li, Zhang, Du, Mo, You, Cheung, Deng, Stoica, Zhang",
@@ -166,7 +164,7 @@ class Goodput(RegisteredPolicy):
         self._survival = np.zeros(0)
         # What running its prompt would add to each of a chain's rounds, in nanoseconds.
         self._prompt_ns = np.zeros(0)
-        self._is_trial = False
+        self._is_exploring = False
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
 
@@ -189,12 +187,12 @@ class Goodput(RegisteredPolicy):
         lengths_R, goes_on_R = np.full(num_rows, self.max_draft_tokens), np.ones(num_rows, bool)
         if features is None:
             self._begin(rows)
-            if (lengths_T := self._trial(rows)) is not None:
-                return lengths_T
+            if (explored_R := self._exploration(rows)) is not None:
+                return explored_R
             survival_DR = self._survival[None, rows.draft_slots_R]
         else:
             survival_DR = self._see(rows, features)
-            if self._is_trial:
+            if self._is_exploring:
                 return lengths_R
         first = rows.num_drafted - len(survival_DR) + 1
         for length, survival_R in enumerate(survival_DR, first):
@@ -326,33 +324,23 @@ class Goodput(RegisteredPolicy):
         self._prompt_ns[rows.draft_slots_R] = prompt_ns_R
         return float(prompt_ns_R.sum())
 
-    def _trial(self, rows: DraftSequences) -> np.ndarray | None:
-        """[R]: lengths of blocks where the acceptance is not known yet: the cheapest way to learn it, with
-        few sequences where a prompt has to be run for each; none where what may be gained is not worth it.
-        None where the acceptance is known, or no prompts are put off."""
-        self._is_trial = rows.put_off is not None and self._forecast.num_lacking > 0
-        if rows.put_off is None or not self._is_trial:
+    def _exploration(self, rows: DraftSequences) -> np.ndarray | None:
+        """[R]: lengths of blocks while the acceptance is not known; None where it is, or no prompts are put
+        off."""
+        self._is_exploring = rows.put_off is not None and self._forecast.num_lacking > 0
+        if rows.put_off is None or not self._is_exploring:
             return None
         round, num_rows = rows.round, len(rows.slots_R)
-        lengths_R = np.zeros(num_rows, np.int64)
-        num_steps = self._most_steps(round, 0)
-        if num_steps <= 0:
-            return lengths_R
-        order_R = rows.put_off.num_missing_R.argsort(kind="stable")
-        # With the tokens that are verified of a block, if about two of three are accepted.
-        verified_S = (LIKELY_ACCEPTANCE ** np.arange(num_steps)).cumsum()
-        verified_RS = np.arange(1, num_rows + 1)[:, None] * verified_S
-        rounds_RS = np.ceil(self._forecast.num_lacking / verified_RS)
-        prompts_ns_R = self._costs.context.draft_prefill_ns * rows.put_off.num_missing_R[order_R].cumsum()
-        trial_ns_RS = rounds_RS * self._spent.added_ns(round, num_rows, num_steps, is_first=True)
-        trial_ns_RS += prompts_ns_R[:, None]
-        fewest, last_step = divmod(int(trial_ns_RS.argmin()), num_steps)
         alone_ns = self._spent.target_ns(round.num_rows, round) + self._costs.message.look_up(num_rows)
-        saved = 1 - round.num_rows / alone_ns / self._goodput
-        if saved * alone_ns * rows.put_off.num_left_R.mean() > trial_ns_RS[fewest, last_step]:
-            lengths_R[order_R[: fewest + 1]] = last_step + 1
-            for _ in range(last_step + 1):
-                self._spent.count_step(round, fewest + 1)
+        lengths_R = cheapest_exploration(
+            rows.put_off,
+            self._spent.added_ns(round, num_rows, max(0, self._most_steps(round, 0)), is_first=True),
+            num_lacking=self._forecast.num_lacking,
+            prefill_ns=self._costs.context.draft_prefill_ns,
+            saved_ns=alone_ns - round.num_rows / self._goodput,
+        )
+        for depth in range(lengths_R.max()):
+            self._spent.count_step(round, int((lengths_R > depth).sum()))
         return lengths_R
 
     def _see(self, rows: DraftSequences, features: DraftFeatures) -> np.ndarray:
