@@ -156,10 +156,11 @@ class Experts:
         ``tile_rows`` tokens, of which the last of each expert is half empty: a part of every pair, or those
         of whole experts of the rank that has the most of them."""
         pairs = self.num_chosen * num_tokens
-        width, own = self.width / tp_size, pairs / tp_size
+        empty = (tile_rows - 1) / 2 * self.num_read(num_tokens, tp_size, is_whole=is_whole)
+        width, own = self.width / tp_size, (pairs + empty) / tp_size
         if is_whole:
-            width, own = self.width, _most(own, own * (1 - 1 / tp_size), tp_size)
-        own += (tile_rows - 1) / 2 * self.num_read(num_tokens, tp_size, is_whole=is_whole)
+            own = pairs / tp_size
+            width, own = self.width, _most(own, own * (1 - 1 / tp_size), tp_size) + empty
         return own * math.ceil(width / TILE_WIDTH) * TILE_WIDTH / width
 
 

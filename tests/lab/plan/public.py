@@ -34,7 +34,6 @@ from tests.ranks import REPOSITORY
 
 FOUND = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))
 PAGE = REPOSITORY / "jobs/benchmarks/tables/plan-validated.md"
-BEGIN, END = "<!-- published:begin -->", "<!-- published:end -->"
 
 # Their products of FP8 run at twice the rate of 16 bits, as the data sheets say; those of FP4, whose peak is
 # four times it, and attention of prompts at these: fitted to published figures.
@@ -388,12 +387,13 @@ def markdown() -> str:
     return "\n\n".join(table.markdown() for table in tables)
 
 
-def main() -> None:
-    """Write the tables into their page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{markdown()}\n\n{END}{after}", encoding="utf-8")
+def write_block(page: Path, name: str, text: str) -> None:
+    """Between the page's markers of this name."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write_block(PAGE, "published", markdown())
