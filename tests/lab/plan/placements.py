@@ -91,8 +91,8 @@ def drafts() -> Iterator[Line]:
                 *((kind, drafter(name, kind)) for kind in ("EAGLE-3", "DFlash")),
             )
         ]  # fmt: skip
-        head = opened(hybrid, "auto", is_head=True)[0]
-        pairs.append(("Qwen3.5-35B-A3B", opened(hybrid, "auto")[0], 2, "mtp", head))
+        head = opened(hybrid, "bfloat16", is_head=True)[0]
+        pairs.append(("Qwen3.5-35B-A3B", opened(hybrid, "bfloat16")[0], 2, "mtp", head))
     for name, target, tp_size, draft, made in pairs:
         for acceptance in (0.7, 0.8):
             about = {"prompt_tokens": 1000, "output_tokens": 500, "acceptance": acceptance}
