@@ -250,17 +250,12 @@ def drafter(target: str, kind: str) -> ModelSize:
         "vocab_size": text.vocab_size, "hidden_size": width, "intermediate_size": 3 * width, "head_dim": 128,
         "num_attention_heads": width // 128, "num_key_value_heads": 4, "max_position_embeddings": 40_960,
     }  # fmt: skip
-    config: dict[str, Any] = layers | {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
-        "draft_vocab_size": 32_000, "dtype": "bfloat16",
-    }  # fmt: skip
-    if kind == "DFlash":
-        config = {
-            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "dtype": "bfloat16",
-            "block_size": 16, "mask_token_id": 0, "draft_vocab_size": 32_000,
-            "aux_hidden_state_layer_ids": [1 + index * (num_layers - 3) // 4 for index in range(5)],
-            "transformer_layer_config": layers | {"model_type": "qwen3", "num_hidden_layers": 5},
-        }  # fmt: skip
+    config = dict(FOUND["drafters"][kind])
+    if kind == "EAGLE-3":
+        config |= layers
+    else:
+        config["transformer_layer_config"] = config["transformer_layer_config"] | layers
+        config["aux_hidden_state_layer_ids"] = [1 + index * (num_layers - 3) // 4 for index in range(5)]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         return open_model("--draft", folder, "auto")[0]

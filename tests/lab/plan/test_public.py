@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from specdist.lab.plan import roofline
-from tests.lab.plan import public
+from specdist.utils.table import Table
+from tests.lab.plan import placements, public
 from tests.lab.plan.public import (
     FOUND,
     PAGE,
@@ -49,6 +50,10 @@ def test_a_third_of_the_rows_is_held_out_of_all_fits() -> None:
 def test_the_page_has_these_figures() -> None:
     assert f"<!-- published:begin -->\n\n{markdown()}\n\n<!-- published:end -->" in PAGE.read_text()
     assert len(predictions()) == 86
+
+
+def test_the_page_of_placements_has_the_planners_figures() -> None:
+    assert Table.of([*placements.lines()], num_names=4).markdown() in placements.PAGE.read_text()
 
 
 @pytest.mark.parametrize(
