@@ -48,7 +48,7 @@ def _found(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -
         yield ASSUMED, shares
     yield MEASURED, "kernels and waits of a pass (counted); attention's rate (one H200)"
     yield FITTED, "rates of reading the cache, and a sequence's host time"
-    yield ASSUMED, "0.5 ms of the host's in a round"
+    yield ASSUMED, "0.5 ms of the host's in a round (1.0 to 2.6 on one H200)"
     for kind in dict.fromkeys(model.product for model in models if model.num_quantized):
         if kind in gpu.products:
             elsewhere = "" if gpu.name == "h200" else f", taken for the {gpu.name}"
