@@ -186,7 +186,7 @@ class Gain:
     found: dict[str, Any]
 
     def predicted(self, num_rows: int) -> float:
-        """SGLang is assumed to write a recurrent layer's state of every candidate; this engine writes none."""
+        """SGLang is assumed to write a recurrent layer's state of every candidate; this engine does not."""
         what, gpu = self.found["what"], GPUS[self.found["gpu"]]
         model = next((name for name in FOUND["models"] if name in what), "Qwen3.6-35B-A3B")
         target, draft = size_of(model), drafter(model, "EAGLE-3" if "EAGLE-3" in what else "DFlash")
