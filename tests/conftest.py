@@ -42,7 +42,9 @@ LONG = {
     "models/test_latent.py": 37, "job/test_invariance.py": 37, "models/drafters/test_recorded.py": 35,
     "results/report/test_page.py": 35, "lab/emulation/test_modes.py": 35, "job/test_block_drafters.py": 35,
     "job/test_turns.py": 35, "models/test_quantized_experts.py": 35, "job/test_goodput.py": 35,
-    "engine/test_branches.py": 35, "training/heads/test_training.py": 33, "job/test_eagle.py": 33,
+    "engine/test_branches.py": 35, "engine/test_constraints.py": 35, "engine/test_heads.py": 30,
+    "engine/test_rope_borders.py": 25, "engine/test_processing.py": 25, "engine/test_mtp.py": 25,
+    "training/heads/test_training.py": 33, "job/test_eagle.py": 33,
     "job/test_heads.py": 33, "engine/test_detokenizer.py": 32,
 }  # fmt: skip
 # What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs

@@ -38,7 +38,7 @@ SYNCHRONOUS = """
 # goodput, work ahead with branches, graphs, a sharded target.
 DEFAULT_ON_GPU = f"""
     {SYNCHRONOUS}
-        ShardedTarget Collectives VocabParallelVerifier StepScores HeadReader
+        ShardedTarget Collectives VocabParallelVerifier StepScores TokenFeatures
     RunLengths     AheadDrafter FirstAhead BranchTable ToRank TargetStates
     Link Draft    RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments
@@ -67,8 +67,8 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=79, package_lines=53_800, import_lines=45_500, synchronous_files=17, synchronous_lines=3_900,
-    default_files=46, default_lines=10_850, test_lines=53_000, words=17_700, words_by_hand=15_300,
+    options=79, package_lines=53_600, import_lines=45_400, synchronous_files=17, synchronous_lines=3_750,
+    default_files=46, default_lines=10_500, test_lines=52_000, words=17_400, words_by_hand=15_000,
     rooms=12, arrows=55,
 )  # fmt: skip
 GOAL = Sizes(

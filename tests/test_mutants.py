@@ -35,7 +35,7 @@ command.MUTANTS = (
     of("noticed", "PageTable.num_pages_for", "-(-length // self.page_size)", "length // self.page_size"),
 )
 command.import_libraries = lambda: None
-command.LEAST_LIMIT_S = 2
+command.LEAST_LIMIT_S, command.LIMIT_RATIO = 2, 1
 sys.exit(command.main([]))
 """
 

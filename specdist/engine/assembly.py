@@ -33,6 +33,7 @@ from specdist.engine.target.sharded_target import (
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel
@@ -171,17 +172,14 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
-        is_lazy = may_be_skipped and self._may_skip(policy) and runner.receiver is None
+        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, DrafterRunner)
         return DraftWorker(
             runner,
             policy,
             settings=self.settings,
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_rules.token_ids,
-            num_slots=self.scheduling.num_slots,
-            max_seq_len=self.scheduling.max_seq_len,
-            max_context_tokens=self.scheduling.max_num_batched_tokens,
-            max_ahead_tokens=self.scheduling.num_ahead_tokens,
+            scheduling=self.scheduling,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,
             is_traced=self.is_traced,

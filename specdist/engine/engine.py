@@ -212,7 +212,8 @@ class Engine:
         plan, reply = this.plan, this.reply
         assert this.tails is not None
         next_ids = reply.next_token_ids_R.tolist()
-        self._verifier.note_next_tokens(plan.decoding, next_ids)
+        if self._book is not None:
+            self._book.note_next_tokens(plan.decoding, next_ids)
         ends = self._stop_rules.ends(plan.decoding, next_ids, this.near_ends, not_finite=NOT_FINITE)
         blocks = NewBlocks.of(reply, plan.decoding, this.tails, ends, trusts_draft=self._trusts_draft)
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.

@@ -51,14 +51,6 @@ class Curve:
             return self._values[counts] if counts < len(self._values) else float(self(counts))
         return self._table[counts] if counts.max(initial=0) < len(self._table) else self(counts)
 
-    def plus(self, other: Curve) -> Curve:
-        """The sum at this curve's sizes; ``other`` stays the same outside its own."""
-        more = np.interp(self.sizes, other.sizes, other.ns)
-        return Curve(self.sizes, np.rint(np.asarray(self.ns) + more).astype(int).tolist())
-
-    def times(self, factor: float) -> Curve:
-        return Curve(self.sizes, np.rint(np.asarray(self.ns) * factor).astype(int).tolist())
-
     @cached_property
     def _values(self) -> list[float]:
         values: list[float] = self._table.tolist()
@@ -112,19 +104,6 @@ class CostModel:
     message: Curve = field(default_factory=lambda: Curve([1], [0]))
     synchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
     asynchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
-
-    def scaled(self, of_target: float, of_drafting: float) -> CostModel:
-        """The costs if passes of the target and drafting take so many times as long."""
-        context = dataclasses.replace(
-            self.context,
-            target_row_ns=of_target * self.context.target_row_ns,
-            target_token_ns=of_target * self.context.target_token_ns,
-            draft_row_ns=of_drafting * self.context.draft_row_ns,
-            block_row_ns=of_drafting * self.context.block_row_ns,
-        )
-        names = ("draft", "synchronous", "asynchronous")
-        drafting = {name: getattr(self, name).times(of_drafting) for name in names}
-        return dataclasses.replace(self, target=self.target.times(of_target), context=context, **drafting)
 
     def drafting_ns(self, num_rows: int) -> float:
         """A synchronous draft step of so many sequences, with what drafting takes beyond its steps."""

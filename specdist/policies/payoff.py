@@ -19,9 +19,9 @@ tokens of a block are worth their time is for the length policy to say, by :func
   alone, the draft is not asked at all for a number of rounds. Then it *listens*: it draws one token for every
   sequence while the target runs its pass, and the next round verifies it. That costs two messages and no
   target time, so the pauses are as long as keeps these messages below :data:`LISTENING_SHARE` of the time.
-- ``--overlap asynchronous``: :func:`plan_asynchronous`, one shape for all rounds.
-- A draft in the target's process, which can only take turns: its policy decides, and :class:`Pauses` says for
-  how long such a decision holds.
+- ``--overlap asynchronous``: one shape for all rounds, that with the best rate at the start.
+- A draft in the target's process, which can only take turns: its policy decides, and
+  :class:`specdist.engine.draft.lazy_prefill.Pauses` says for how long such a decision holds.
 
 Pure arithmetic on frozen costs: no clock. R sequences, K candidates, B numbers of branches, S shapes of a
 round, C tokens of several sequences, one after the other.
@@ -48,9 +48,8 @@ WORTH_ASKING, WORTH_CHANGING = 1.02, 1.01
 # Tokens to be verified before the target goes on alone, fewest rounds alone, and the share of the time that
 # listening may take.
 NUM_HEARD, FEWEST_ROUNDS_ALONE, LISTENING_SHARE = 16, 16, 0.005
-# Rounds of a pause in the target's process after a decision against drafting.
-FEWEST_PAUSED, MOST_PAUSED = 32, 256
-# The least share of the sequences that such a decision was about: with fewer it may be another.
+# The least share of the sequences that a decision against drafting in the target's process was about: with
+# fewer it may be another.
 LEAST_SHARE = 0.75
 MAX_CACHED = 1024
 
@@ -78,7 +77,7 @@ LISTEN = RoundShape(num_ahead=1)
 SYNCHRONOUS = RoundShape(drafts_now=True)
 
 
-class _Learned(NamedTuple):
+class Learned(NamedTuple):
     """Acceptance of a block's first token and of one after an accepted token, misses caught over what was
     assumed, and tokens of prompts per new token."""
 
@@ -100,7 +99,7 @@ class RoundChooser:
         branch_counts: Sequence[int] = BRANCH_COUNTS,
     ) -> None:
         """``fixed_length``: of every synchronous block, where the length policy does not decide. An
-        asynchronous block may be shorter all the same, as in :func:`plan_asynchronous`."""
+        asynchronous block may be shorter all the same."""
         self._costs = costs
         self._lengths_K = np.arange(1, max_draft_tokens + 1)
         self._is_synchronous_K = (self._lengths_K == fixed_length) | (fixed_length is None)
@@ -201,7 +200,7 @@ class RoundChooser:
         # What is known of both kinds of tokens together counts for both where little is known of each.
         prior = PRIOR_TOKENS * np.array([self.acceptance, 1.0])
         (first, num_first), (later, num_later) = self._acceptance - self._later + prior, self._later + prior
-        learned = _Learned(
+        learned = Learned(
             round(float(first / num_first), 2),
             round(float(later / num_later), 2),
             round(min(1.0, float(self._catching[0] / self._catching[1])), 1),
@@ -214,7 +213,7 @@ class RoundChooser:
             self._cached[key] = self.rates_of(num_rows, num_context_tokens, learned)
         return self._cached[key]
 
-    def rates_of(self, num_rows: int, num_context_tokens: float, learned: _Learned) -> np.ndarray:
+    def rates_of(self, num_rows: int, num_context_tokens: float, learned: Learned) -> np.ndarray:
         """[S]: the same, by what is given."""
         first, later, catching, prompts = learned
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
@@ -259,60 +258,6 @@ class RoundChooser:
             for size in (work.num_first, work.num_later)
         )
         return first_ns + work.num_steps * later_ns
-
-
-def plan_asynchronous(
-    costs: CostModel,
-    *,
-    num_rows: int,
-    max_draft_tokens: int,
-    num_branches: int | None,
-    acceptance: float,
-) -> RoundShape:
-    """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
-    sequences run, after contexts at which costs were measured, and tokens are accepted with this probability;
-    one token and the fewest branches where decoding alone is faster.
-
-    The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
-    their number by the costs.
-    """
-    counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
-    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
-    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, _Learned(acceptance, acceptance))
-    best = 2 + int(rates_S[2:].argmax())
-    if rates_S[best] <= rates_S[0]:
-        return RoundShape(num_ahead=1, num_branches=counts[0])
-    return chooser.shapes[best]
-
-
-def drafting_gain(
-    costs: CostModel,
-    *,
-    num_rows: int,
-    max_draft_tokens: int,
-    acceptance: float,
-    branch_counts: Sequence[int] = BRANCH_COUNTS,
-) -> float:
-    """Expected tokens per second of the best rounds with a draft over those without one, as in
-    :func:`plan_asynchronous`; at least 1."""
-    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=branch_counts)
-    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, _Learned(acceptance, acceptance))
-    return float(rates_S.max() / rates_S[0])
-
-
-class Pauses:
-    """The pauses of a draft in the target's process, whose policy has been asked: rounds without it after a
-    decision against drafting, twice as many after each further one, since to decide takes time, too."""
-
-    def __init__(self) -> None:
-        self._num_rounds = FEWEST_PAUSED
-
-    def after(self, *, has_drafted: bool) -> int:
-        """Rounds in which the target goes on alone now."""
-        num_rounds, self._num_rounds = self._num_rounds, min(2 * self._num_rounds, MOST_PAUSED)
-        if has_drafted:
-            num_rounds, self._num_rounds = 0, FEWEST_PAUSED
-        return num_rounds
 
 
 def worth_verifying(

@@ -107,15 +107,6 @@ def estimate_branches(
     return BranchEstimates(survival_N, ids_NA, chances_NA)
 
 
-def top_probabilities(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
-    """float32 [N]: of the likeliest token, in the distribution that :func:`draft_features` describes."""
-    distributions = distributions_from_logits(logits_NV, settings)
-    if isinstance(distributions, Dense):
-        return distributions.probabilities_NV.amax(dim=1).float()
-    logits_NV = logits_NV.float()
-    return (logits_NV.amax(dim=1) - logits_NV.logsumexp(dim=1)).exp()
-
-
 def draft_features(
     logits_NV: Tensor, undecided: Dense | None, drawn_N: Tensor, settings: SamplingSettings
 ) -> Tensor:
@@ -173,8 +164,14 @@ class DraftDraws:
     keeps_features: bool
 
     def top_probabilities(self, logits_NV: Tensor) -> Tensor:
-        """float32 [N]: of what would be drawn from these logits, which are not to be processed."""
-        return top_probabilities(logits_NV[:, : self.vocab_size], self.settings)
+        """float32 [N]: of the likeliest token, in the distribution that :func:`draft_features` describes, by
+        logits that are not to be processed."""
+        logits_NV = logits_NV[:, : self.vocab_size]
+        distributions = distributions_from_logits(logits_NV, self.settings)
+        if isinstance(distributions, Dense):
+            return distributions.probabilities_NV.amax(dim=1).float()
+        logits_NV = logits_NV.float()
+        return (logits_NV.amax(dim=1) - logits_NV.logsumexp(dim=1)).exp()
 
     def draw(
         self,

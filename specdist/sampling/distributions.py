@@ -26,7 +26,7 @@ of them whose next token is sampled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -96,10 +96,6 @@ class OneHot:
     def select(self, index_M: Tensor) -> OneHot:
         return OneHot(self.token_ids_N[index_M])
 
-    def probabilities_at(self, index_M: Tensor, token_ids_M: Tensor) -> Tensor:
-        """float64 probability of each token in the distribution at its index."""
-        return (token_ids_M == self.token_ids_N[index_M]).to(torch.float64)
-
     def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
         """float64 probability of one token per distribution."""
         return (token_ids_N == self.token_ids_N).to(torch.float64)
@@ -167,29 +163,22 @@ def distributions_from_logits(
     )
 
 
-Numbers = TypeVar("Numbers", Tensor, np.ndarray)
-
-
-def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
-    """bool [C]: which candidates are accepted, each decided independently.
+def accepted(target_C: np.ndarray, draft_C: np.ndarray, uniforms_C: np.ndarray) -> np.ndarray:
+    """bool [C]: which candidates are accepted, each decided independently: u < P(y) / Q(y), strictly and
+    without dividing. P = 0 and NaN are never accepted.
 
     Args:
-        target_C: float64, P(y) of each candidate at its position, on the CPU.
+        target_C: float64, P(y) of each candidate at its position.
         draft_C: float64, Q(y), the probability with which the draft drew it; positive.
-        keys_C: of the candidates' own positions.
+        uniforms_C: of the candidates' own positions, for acceptance.
     """
-    return accepted(target_C, draft_C, keys_C.uniforms(Purpose.ACCEPT))
+    is_accepted_C: np.ndarray = uniforms_C * draft_C < target_C
+    return is_accepted_C
 
 
-def accepted(target_C: Numbers, draft_C: Numbers, uniforms_C: Numbers) -> Numbers:
-    """u < P(y) / Q(y), strictly (P = 0 is never accepted) and without dividing. NaN is never accepted."""
-    return uniforms_C * draft_C < target_C
-
-
-def acceptance_probabilities(target_C: Tensor, draft_C: Tensor) -> Tensor:
-    """min(1, P(y) / Q(y)): how likely :func:`verify_candidates` is to accept; 0 where Q and P are 0."""
-    tiny = torch.finfo(torch.float64).tiny
-    return (target_C / draft_C.clamp(min=tiny)).clamp(max=1.0)
+def acceptance_probabilities(target_C: np.ndarray, draft_C: np.ndarray) -> np.ndarray:
+    """min(1, P(y) / Q(y)): how likely a candidate is to be accepted; 0 where Q and P are 0."""
+    return np.minimum(target_C / np.maximum(draft_C, np.finfo(np.float64).tiny), 1.0)
 
 
 def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
@@ -222,30 +211,3 @@ def recovered_distributions(target_W: Dense, draft_W: Dense) -> Dense:
     mass_WV = (target_W.probabilities_NV - draft_W.probabilities_NV).clamp_(min=0)
     total_W1 = mass_WV.sum(dim=1, keepdim=True)
     return Dense(torch.where(total_W1 > 0, mass_WV / total_W1, target_W.probabilities_NV))
-
-
-def known_next_tokens(target_W: Distributions) -> Tensor | None:
-    """int64 [W] where the distributions are one-hot: accepted or not, the next token is the target's."""
-    return target_W.token_ids_N if isinstance(target_W, OneHot) else None
-
-
-# The placeholder of a rejected candidate's id: none was rejected, and the token is drawn from P.
-NONE_REJECTED = -1
-
-
-def without_rejected(target_W: Dense, rejected_ids_W: np.ndarray) -> Dense:
-    """P of each sequence without its rejected candidate, normalised.
-
-    Where rounding leaves no mass (P has all on the candidate) P itself: a rejection there has probability
-    zero.
-    """
-    rows = np.flatnonzero(rejected_ids_W != NONE_REJECTED)
-    if not len(rows):
-        return target_W
-    rows_M, ids_M = upload(target_W.device, rows, rejected_ids_W[rows])
-    given_MV = target_W.probabilities_NV[rows_M]
-    mass_MV = given_MV.scatter(1, ids_M[:, None], 0.0)
-    total_M1 = mass_MV.sum(dim=1, keepdim=True)
-    left_WV = target_W.probabilities_NV.clone()
-    left_WV[rows_M] = torch.where(total_M1 > 0, mass_MV / total_M1, given_MV)
-    return Dense(left_WV)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,7 +15,7 @@ from specdist.models.draft_models.block import BLOCK, BlockDrafter, published_co
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.policies import DraftSequences, Goodput, VerifiedTokens
 from specdist.policies.costs import CostModel, Curve
-from tests.engine.eagle import MASK_ID, Drafted, EagleHarness, drafter_layers, layer_of, norm_of
+from tests.engine.eagle import MASK_ID, Drafted, EagleHarness, common_values, layer_of, norm_of, uneven
 
 LAYERS = [2, 0, 1]
 BLOCK_SIZE = 5
@@ -26,22 +23,18 @@ BLOCK_SIZE = 5
 
 def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
     """A config.json as speculators writes it."""
-    return {
+    own = {
         "architectures": ["DFlashSpeculator"],
         "auto_map": {"": "dflash.DFlashSpeculatorConfig"},
         "speculators_model_type": "dflash",
-        "speculators_version": "0.5.0",
         "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "target"}},
         "aux_hidden_state_layer_ids": LAYERS,
         "block_size": BLOCK_SIZE,
-        "draft_vocab_size": num_ids,
         "mask_token_id": MASK_ID,
         "sample_from_anchor": False,
         "sliding_window_non_causal": False,
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": drafter_layers(target),
-    } | changes
+    }
+    return common_values(target, num_ids) | own | changes
 
 
 def authors_values(target: PreTrainedModel, layers: list[int]) -> dict[str, Any]:
@@ -71,26 +64,9 @@ def block_drafter(
 ) -> BlockDrafter:
     """A random draft that knows these ids."""
     torch.manual_seed(5)
-    model = BlockDrafter(published_config(speculators_values(target, len(ids), **changes))).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.add_(0.3 * torch.randn(weight.shape))
-        model.lm_head.weight.mul_(scale)
-        model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-    model.know(torch.tensor(ids))
-    return model
-
-
-def save_drafter(model: BlockDrafter, values: dict[str, Any], folder: Path) -> Path:
-    """Files as speculators writes them."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(values))
-    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
-    if model.config.draft_vocab_size == model.config.vocab_size:
-        del weights["d2t"], weights["t2d"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    published = published_config(speculators_values(target, len(ids), **changes))
+    drafter: BlockDrafter = uneven(BlockDrafter(published), target, ids, scale)
+    return drafter
 
 
 class BlockHarness(EagleHarness):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from abc import abstractmethod
+from typing import cast
 
 from specdist.engine.draft.client import Draft, InProcess
 from specdist.engine.draft.steps.draft_state import DraftState
@@ -14,42 +14,32 @@ from tests.engine.harness import Harness
 from tests.engine.markov import MarkovRunner
 
 
-class CheckedDraft(ABC):
-    """The draft of a Markov pair, asked as ever; afterwards ``check`` looks at its cache.
+class CheckedReplica(Harness):
+    """On a Markov pair. The draft is asked as ever; afterwards ``check`` looks at its state, and at its
+    cache, which tells the tokens that it was written with.
 
     Attributes:
-        runner: the draft's, whose cache tells which tokens it was written with.
         num_checked: how much ``check`` has compared, which it counts itself.
     """
 
-    def __init__(self, inner: Proposer, runner: MarkovRunner) -> None:
-        self._inner, self.runner = inner, runner
-        assert isinstance(inner, Draft) and isinstance(inner._channel, InProcess)
-        self._worker = inner._channel._draft
-        self.num_checked = 0
+    num_checked = 0
 
     @abstractmethod
-    def check(self, request: ProposalRequest, reply: ProposalReply) -> None: ...
+    def check(self, state: DraftState, request: ProposalRequest, reply: ProposalReply) -> None: ...
 
     @property
-    def state(self) -> DraftState:
-        return self._worker._draft_state
-
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = self._inner.propose(request, clock)
-        self.check(request, reply)
-        return reply
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class CheckedReplica(Harness):
-    """A replica whose draft is checked; subclasses say how."""
-
-    checks: ClassVar[type[CheckedDraft]]
-    checked: CheckedDraft
+    def draft_runner(self) -> MarkovRunner:
+        return cast(MarkovRunner, self.runners[1])
 
     def proposer(self) -> Proposer:
-        self.checked = self.checks(super().proposer(), cast(MarkovRunner, self.runners[1]))
-        return self.checked
+        draft = super().proposer()
+        assert isinstance(draft, Draft) and isinstance(draft._channel, InProcess)
+        state, propose = draft._channel._draft._draft_state, draft.propose
+
+        def checked(request: ProposalRequest, clock: Timeline) -> ProposalReply:
+            reply = propose(request, clock)
+            self.check(state, request, reply)
+            return reply
+
+        draft.propose = checked  # type: ignore[method-assign]
+        return draft

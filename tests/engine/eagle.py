@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,11 @@ CROWD = {"max_new_tokens": 4, "max_num_seqs": 400, "max_num_batched_tokens": 300
 
 
 def drafter_layers(target: PreTrainedModel) -> dict[str, Any]:
-    """Two layers of Qwen3, as wide as the target."""
-    text = target.config
+    """Layers as wide as the target."""
     return {
-        "model_type": "qwen3",
-        "vocab_size": text.vocab_size,
-        "hidden_size": text.hidden_size,
+        "vocab_size": target.config.vocab_size,
+        "hidden_size": target.config.hidden_size,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
@@ -64,75 +61,71 @@ def drafter_layers(target: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
-    """A config.json as speculators writes it: of an EAGLE-3 draft with two layers of Qwen3, or as changed."""
+def common_values(target: PreTrainedModel, num_ids: int) -> dict[str, Any]:
+    """What speculators writes into the config.json of any draft, here with two layers of Qwen3."""
     return {
+        "speculators_version": "0.5.0",
+        "draft_vocab_size": num_ids,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": drafter_layers(target) | {"model_type": "qwen3", "num_hidden_layers": 2},
+    }
+
+
+def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
+    """A config.json as speculators writes it: of an EAGLE-3 draft, or as changed."""
+    own = {
         "architectures": ["Eagle3Speculator"],
         "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
         "speculators_model_type": "eagle3",
-        "speculators_version": "0.5.0",
         "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
-        "draft_vocab_size": num_ids,
         "norm_before_residual": True,
         "norm_before_fc": False,
         "fc_norm": False,
         "norm_output": False,
         "embed_requires_grad": False,
         "eagle_aux_hidden_state_layer_ids": [2, 0, 1],
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": drafter_layers(target),
-    } | changes
+    }
+    return common_values(target, num_ids) | own | changes
 
 
 def eagle_model(
     target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0, **changes: Any
 ) -> LlamaForCausalLMEagle3:
     """A random draft that knows these ids: of the authors' configuration, or with changes of speculators'."""
-    text = target.config
     torch.manual_seed(5)
     if changes:
         published = published_config(speculators_values(target, len(ids), **changes))
         kind = drafter_of(published)
         assert kind is not None
-        model = kind.build(published).eval()
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "norm" in name or name == "mask_hidden":
-                    weight.add_(0.3 * torch.randn(weight.shape))
-        return _known(model, target, ids, scale)
+        return uneven(kind.build(published), target, ids, scale)
     config = LlamaConfig(
-        vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
-        intermediate_size=48,
+        **drafter_layers(target),
         num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
         max_position_embeddings=256,
-        initializer_range=0.2,
         bos_token_id=0,
         eos_token_id=1,
         draft_vocab_size=len(ids),
         # Whatever their order, the states are in that of the target's layers.
         eagle_aux_hidden_state_layer_ids=[2, 0, 1],
     )
-    model = LlamaForCausalLMEagle3(config).eval()
-    with torch.no_grad():
-        for norm in (model.norm, model.midlayer.hidden_norm, model.midlayer.input_layernorm):
-            norm.weight.add_(0.3 * torch.randn(norm.weight.shape))
-    return _known(model, target, ids, scale)
+    return uneven(LlamaForCausalLMEagle3(config), target, ids, scale)
 
 
-def _known(model: Any, target: PreTrainedModel, ids: Sequence[int], scale: float) -> Any:
-    with torch.no_grad():
-        model.lm_head.weight.mul_(scale)
-        model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
+@torch.no_grad()
+def uneven(model: Any, target: PreTrainedModel, ids: Sequence[int], scale: float) -> Any:
+    """The draft with norms that are not all alike, an output head of this scale, the target's embedding, and
+    these ids."""
+    for name, weight in model.eval().named_parameters():
+        if "norm" in name or name == "mask_hidden":
+            weight.add_(0.3 * torch.randn(weight.shape))
+    model.lm_head.weight.mul_(scale)
+    model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
     model.know(torch.tensor(ids))
     return model
 
 
-def save_published(model: LlamaForCausalLMEagle3, values: dict[str, Any], folder: Path) -> Path:
+def save_published(model: Any, values: dict[str, Any], folder: Path) -> Path:
     """Files as speculators writes them."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values))
@@ -140,6 +133,8 @@ def save_published(model: LlamaForCausalLMEagle3, values: dict[str, Any], folder
         name.replace("midlayer.", "layers.0."): weight.contiguous()
         for name, weight in model.state_dict().items()
     }
+    if model.config.draft_vocab_size == model.config.vocab_size:
+        del weights["d2t"], weights["t2d"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -191,7 +186,7 @@ class EagleHarness(Harness):
         super().__init__(target, None, **{"num_draft_tokens": 4 if kind.drafts_blocks else 3, **options})
         self.device = options.get("device", CPU)
         most = self.policy.max_draft_tokens
-        self.scheduling = _with(self.scheduling, max_draft_tokens=most)
+        self.scheduling = replace(self.scheduling, max_draft_tokens=most)
         model = copy.deepcopy(target).to(self.device)
         use_paged_attention(model)
         read = kind.read_states(draft.config, target.config.num_hidden_layers)
@@ -209,12 +204,6 @@ class EagleHarness(Harness):
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)
         return Watched(self.assembly.draft(InProcess(worker), self.target_runner), self.blocks)
-
-
-def _with(settings: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(settings, **changes)
 
 
 @torch.inference_mode()
@@ -236,11 +225,8 @@ def expected_probabilities(
     probabilities = []
     for depth, candidate in enumerate(block.candidates):
         output = outputs[depth] if mask is not None else _stack(weights, config, tokens, states)[-1]
-        logits = (
-            output
-            if getattr(config, "norm_output", False)
-            else norm_of(output, weights["norm.weight"], config)
-        )
+        is_normed = getattr(config, "norm_output", False)
+        logits = output if is_normed else norm_of(output, weights["norm.weight"], config)
         own = (logits @ weights["lm_head.weight"].T / temperature).softmax(dim=-1)
         place = (ids == candidate).nonzero()
         probabilities.append(float(own[place[0, 0]]) if len(place) else 0.0)

@@ -105,7 +105,7 @@ class MarkovRunner:
 
     device = CPU
     is_asynchronous = keeps_states = False
-    runs = reader = receiver = blocks = None
+    runs = reader = None
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
         """``ids``: the slice of the vocabulary whose logits it gives, by default all."""
@@ -165,7 +165,8 @@ class MarkovRunner:
         self._copy(self._table.adopt(branches_B, slots_B, begins_B, lengths_B))
 
     def _copy(self, copies: TokenCopies) -> None:
-        self._cache[copies.targets_T] = self._cache[copies.sources_T]
+        sources_T, targets_T = copies
+        self._cache[targets_T] = self._cache[sources_T]
 
     def num_run(self, batch: FlatBatch) -> int:
         return len(batch)

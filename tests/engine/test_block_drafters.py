@@ -26,11 +26,7 @@ from tests.engine.block_drafters import (
 )
 from tests.engine.eagle import CROWD, check_blocks, check_distribution, eagle_target
 from tests.engine.harness import Harness, requests_for
-from tests.engine.test_eagle import CROWDED, prompts_of_lengths
-
-VOCAB_SIZE = 24
-IDS = [*range(1, 9), 11, 12, *range(14, 22)]
-TARGET = eagle_target(VOCAB_SIZE)
+from tests.engine.test_eagle import CROWDED, IDS, TARGET, VOCAB_SIZE, prompts_of_lengths
 
 
 @pytest.mark.parametrize(

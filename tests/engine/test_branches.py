@@ -36,13 +36,13 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert chosen.chances_B == pytest.approx([0.3, 0.5 * 0.3, 0.05])
     assert len(set(chosen.draft_slots_B.tolist())) == 3 and min(chosen.draft_slots_B) >= 4
     table.open(chosen, np.array([4, 3, 2]))
-    found = table.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
-    assert found.index_B.tolist() == [1] and found.draft_slots_B.tolist() == [chosen.draft_slots_B[1]]
-    assert found.lengths_B.tolist() == [3]
+    index_B, draft_slots_B, lengths_B = table.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
+    assert index_B.tolist() == [1] and draft_slots_B.tolist() == [chosen.draft_slots_B[1]]
+    assert lengths_B.tolist() == [3]
     num_open, num_tokens = table.sizes(np.array([3, 1, 0]))
     assert num_tokens.tolist() == [7, 2, 0] and num_open.tolist() == [2, 1, 0]
     table.drop(np.array([3]))
-    assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).draft_slots_B)
+    assert not len(table.find(np.array([3]), np.array([11]), np.array([5]))[0])
 
 
 def _estimates(scores: torch.Tensor, settings: SamplingSettings, num_alternatives: int) -> BranchEstimates:

@@ -255,7 +255,7 @@ def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> 
     harness: Any = constrained(kind=Cached, max_new_tokens=40, max_num_seqs=20, **options)
     generate(harness, 40, rule)
     stats = harness.stats_recorder.close_shard(0)
-    assert harness.checked.num_checked > 300 and stats.num_forced_draft_tokens > 200
+    assert harness.num_checked > 300 and stats.num_forced_draft_tokens > 200
     assert stats.num_branch_hits > 10 or not options
 
 

@@ -4,14 +4,12 @@ strings are found in it, whatever the tokenizer. Everything is decoded to see wh
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Callable
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from specdist.engine.request import Request, Sequence
-from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopCheck, StopRules
 from specdist.job.texts.token_texts import TokenTexts
 from specdist.job.texts.tokens import detokenizer_of
@@ -166,11 +164,6 @@ def test_texts_of_tokens_are_together_the_completion(make: Kind) -> None:
             whole = plain(tokenizer, prompt_ids, [*token_ids[:index], other_id])
             assert found.other(index, other_id) == whole.removeprefix(before).rstrip("\ufffd")
         assert found.other(index, token_ids[index]) == found.texts[index]
-
-
-def test_no_text_goes_to_another_process() -> None:
-    """A benchmark's draft has a process of its own, which gets the assembly of its target."""
-    assert pickle.loads(pickle.dumps(NO_TEXT)).added([1], [2]) == ""
 
 
 def test_a_stop_string_of_many_tokens_is_found_late_in_a_completion() -> None:

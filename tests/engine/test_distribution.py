@@ -1,9 +1,9 @@
 """What the engine emits follows the target's distribution: chi-square tests on a Markov pair.
 
-Per run 24,000 tokens, 1,200 completions of 20 tokens, and twice as many with three branches. ``sampled.py``
-says what is tested of them; the first p-value, of transitions, is the one that sees most. Seen with 48,000
-tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000 (with fewer the
-exponents fall):
+Per run 24,000 tokens, 1,200 completions of 20 tokens, and twice as many with three branches of plain draws.
+``sampled.py`` says what is tested of them; the first p-value, of transitions, is the one that sees most. Seen
+with 48,000 tokens, sound code: 0.067 to 0.65. With faults of ``tests/mutants`` planted, also with 48,000
+(with fewer the exponents fall):
 
     recovered token drawn with the number that rejected its candidate, synchronous      0 (below 1e-300)
     candidate verified with the number that drew it, synchronous                        0
@@ -21,11 +21,9 @@ exponents fall):
 
 import pytest
 
-from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import (
-    AHEAD,
     ALARM,
     COUPLED,
     COUPLED_FILTERED,
@@ -71,7 +69,7 @@ def test_asynchronous_drafting_follows_the_target_s_distribution(
 ) -> None:
     replica = markov_replica(SETTINGS[name], num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     # Of an adopted branch little is wrong at a time: that takes more tokens to be seen.
-    found = p_values(replica, TARGET, NUM_SAMPLES * (2 if num_branches == 3 else 1))
+    found = p_values(replica, TARGET, NUM_SAMPLES * (2 if (num_branches, name) == (3, "plain") else 1))
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.3 < stats.num_ahead_hits / stats.num_ahead_verified < 0.9
@@ -85,27 +83,12 @@ def test_the_target_alone_follows_its_distribution() -> None:
     assert min(found) > ALARM, found
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(settings: SamplingSettings) -> None:
+@pytest.mark.parametrize("name", ["plain", "top-k", "coupled, filtered"])
+def test_a_vocabulary_parallel_target_emits_the_tokens_of_the_whole_one(name: str) -> None:
     sliced, whole = (
-        markov_replica(settings, kind=kind, max_num_seqs=200).generate(requests_for(PROMPTS, 100))
+        markov_replica(SETTINGS[name], kind=kind, max_num_seqs=200).generate(requests_for(PROMPTS, 100))
         for kind in (SlicedMarkovReplica, Harness)
     )
     # A probability that differs in the last bit may very rarely change a token.
     num_same = sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True))
     assert num_same > 0.99 * len(whole)
-
-
-@pytest.mark.parametrize(
-    ("settings", "ahead"),
-    [(PLAIN, AHEAD[0]), (FILTERED, AHEAD[1]), (TOP_K, AHEAD[2]), (COUPLED_FILTERED, AHEAD[2])],
-)
-def test_a_draft_that_is_the_target_is_accepted_always(
-    settings: SamplingSettings, ahead: dict[str, int]
-) -> None:
-    """Detects a draft whose cache does not match its row: it would draw other tokens."""
-    replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_num_seqs=50, **ahead)
-    p_values(replica, TARGET, 100, eos=[5])
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
-    assert stats.num_misses == 0

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.messages.interfaces import Proposer
+from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, LengthPolicy
 from specdist.policies.payoff import SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.checked import CheckedDraft, CheckedReplica
+from tests.engine.checked import CheckedReplica
 from tests.engine.harness import requests_for
-from tests.engine.markov import MarkovRunner
 from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -41,25 +40,21 @@ class Pausing(LengthPolicy):
         return np.full(len(rows.slots_R), self.max_draft_tokens if self._num_bursts % 3 else 0)
 
 
-class EverySequence(CheckedDraft):
+class Cached(CheckedReplica):
     """The tokens of every sequence are those in the cache, from its context on."""
 
-    def __init__(self, inner: Proposer, runner: MarkovRunner) -> None:
-        super().__init__(inner, runner)
+    def __init__(self, *models: Any, **options: Any) -> None:
+        super().__init__(*models, **options)
         self._begins: dict[int, int] = {}
 
-    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
+    def check(self, state: DraftState, request: ProposalRequest, reply: ProposalReply) -> None:
         for slot in request.slots_R.tolist():
-            begin, end = self._begins[slot], int(self.state.num_computed[slot])
-            assert self.runner.is_cached(slot, begin, self.state.token_ids[slot, begin:end])
+            begin, end = self._begins[slot], int(state.num_computed[slot])
+            assert self.draft_runner.is_cached(slot, begin, state.token_ids[slot, begin:end])
             self.num_checked += end - begin
         # The tokens before a context are in pages that another row has written.
         for slot in request.opened.slots.tolist():
             self._begins[slot] = int(request.context.positions_T[request.context.slots_T == slot].min())
-
-
-class Cached(CheckedReplica):
-    checks = EverySequence
 
 
 @pytest.mark.parametrize(
@@ -89,25 +84,22 @@ def test_the_cache_of_every_row_is_what_the_draft_assumes(
     )
     replica.generate(requests_for(PROMPTS, 5))
     stats = replica.stats_recorder.close_shard(0)
-    assert replica.checked.num_checked > 1000 and stats.num_misses > 50
+    assert replica.num_checked > 1000 and stats.num_misses > 50
     assert (stats.num_preemptions > 5) == (num_pages == 24)
     assert stats.num_branch_hits > 10 or not replica.ahead.num_branches
 
 
-class EveryCandidate(CheckedDraft):
-    """Is what the draft draws greedily after all tokens before it."""
-
-    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
-        for slot, number in zip(request.slots_R.tolist(), reply.num_drafted_R.tolist(), strict=True):
-            begin = int(self.state.num_committed[slot])
-            token_ids = torch.from_numpy(self.state.token_ids[slot, : begin + number])
-            for end in range(begin, begin + number):
-                assert self.runner.model.logits_after(token_ids[None, :end]).argmax() == token_ids[end]
-            self.num_checked += number
-
-
 class Redrawn(CheckedReplica):
-    checks = EveryCandidate
+    """Every candidate is what the draft draws greedily after all tokens before it."""
+
+    def check(self, state: DraftState, request: ProposalRequest, reply: ProposalReply) -> None:
+        for slot, number in zip(request.slots_R.tolist(), reply.num_drafted_R.tolist(), strict=True):
+            begin = int(state.num_committed[slot])
+            token_ids = torch.from_numpy(state.token_ids[slot, : begin + number])
+            for end in range(begin, begin + number):
+                logits_V = self.draft_runner.model.logits_after(token_ids[None, :end])
+                assert logits_V.argmax() == token_ids[end]
+            self.num_checked += number
 
 
 @pytest.mark.parametrize(
@@ -132,5 +124,5 @@ def test_what_is_drafted_continues_the_committed_tokens(shapes: Sequence[RoundSh
     # No two share a prefix, which the draft would find in pages alone.
     replica.generate(requests_for([[first, *prompt] for first in range(7) for prompt in PROMPTS[:2]]))
     stats = replica.stats_recorder.close_shard(0)
-    assert replica.checked.num_checked > 200
+    assert replica.num_checked > 200
     assert stats.num_branch_hits > 10

@@ -3,21 +3,21 @@ are those of a draft that is always asked, and its cache has what its bookkeepin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
 from specdist.engine import assembly
+from specdist.engine.draft import lazy_prefill
 from specdist.engine.draft.client import InProcess
+from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
-from specdist.policies import payoff
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.checked import CheckedDraft, CheckedReplica
+from tests.engine.checked import CheckedReplica
 from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import FILTERED, PLAIN, markov_replica
 from tests.engine.scripted import Scripted
@@ -29,32 +29,26 @@ PROMPTS = [[1, 2, 3, 1, 4, 4, 2, 2, 1, 3, tail] for tail in (0, 5, 6)] + [[4], [
 NUM_SAMPLES = 8
 
 
-class WhoeverIsDraftedFor(CheckedDraft):
+class Skipping(CheckedReplica):
     """Every sequence that the model has drafted for has all its tokens in the cache."""
 
     num_alone = 0
 
-    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
+    def check(self, state: DraftState, request: ProposalRequest, reply: ProposalReply) -> None:
         self.num_alone += not len(reply.draft_pass_sizes_P)
         for slot, sequence, num_drafted in zip(
             request.slots_R.tolist(), request.sequences, reply.num_drafted_R, strict=True
         ):
             if num_drafted:
-                end = min(int(self.state.num_computed[slot]), len(sequence.token_ids))
-                assert end == len(sequence.token_ids)
-                assert self.runner.is_cached(slot, 0, np.array(sequence.token_ids))
+                assert int(state.num_computed[slot]) >= len(sequence.token_ids)
+                assert self.draft_runner.is_cached(slot, 0, np.array(sequence.token_ids))
                 self.num_checked += 1
-
-
-class Skipping(CheckedReplica):
-    checks = WhoeverIsDraftedFor
-    checked: WhoeverIsDraftedFor
 
 
 @pytest.fixture(autouse=True)
 def short_skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", SKIPPED)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "FEWEST_PAUSED", SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", SKIPPED)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +71,7 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     replica = markov_replica(settings, kind=Skipping, policy=policy, **sizes | options)
     replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     stats = replica.stats_recorder.close_shard(0)
-    assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
+    assert replica.num_checked > 20 and replica.num_alone > 10
     assert stats.num_draft_tokens > 40 and policy.num_paused > 10
     assert (stats.num_preemptions > 5) == ("num_pages" in options)
 
@@ -100,33 +94,28 @@ def test_a_draft_that_is_skipped_leaves_the_tokens_of_one_that_is_asked(
     assert found[0] == found[1]
 
 
-@dataclass
-class Counting:
-    """Tokens that the draft's passes have without logits, by position."""
+def passes_of_the_draft(monkeypatch: pytest.MonkeyPatch, replica: Harness) -> list[tuple[int, int]]:
+    """Of every pass its tokens, and those whose logits are asked for, as they come."""
+    runner, found = replica.runners[1], list[tuple[int, int]]()
+    forward = runner.forward
 
-    sizes: list[int] = field(default_factory=list)
+    def counted(batch: FlatBatch, logits_index: Any) -> Any:
+        found.append((len(batch), len(logits_index)))
+        return forward(batch, logits_index)
 
-    def watch(self, monkeypatch: pytest.MonkeyPatch, replica: Harness) -> None:
-        runner = replica.runners[1]
-        forward = runner.forward
-
-        def counted(batch: FlatBatch, logits_index: Any) -> Any:
-            if not len(logits_index):
-                self.sizes.append(len(batch))
-            return forward(batch, logits_index)
-
-        monkeypatch.setattr(runner, "forward", counted)
+    monkeypatch.setattr(runner, "forward", counted)
+    return found
 
 
 def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prefix in common, the tokens of its full pages are run for one sequence alone."""
     all_of_them = sum(map(len, PROMPTS)) - 2 * 8 + 3 * NUM_SAMPLES * 5
     for lengths, most in (([0], 0), ([0, 0, 2], all_of_them)):
-        counting = Counting()
         replica = markov_replica(GREEDY, policy=Scripted(lengths), max_new_tokens=25)
-        counting.watch(monkeypatch, replica)
+        passes = passes_of_the_draft(monkeypatch, replica)
         replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-        assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
+        num_run = sum(size for size, num_logits in passes if not num_logits)
+        assert num_run <= most and (num_run > 30) == (most > 0)
 
 
 def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,55 +124,48 @@ def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(monkeypatch
         GREEDY, policy=Scripted([*[0] * 8, 2]), kind=Skipping,
         max_new_tokens=40, max_num_seqs=8, max_num_batched_tokens=24,
     )  # fmt: skip
-    runner, sizes = replica.runners[1], []
-    forward = runner.forward
-
-    def counted(batch: FlatBatch, logits_index: Any) -> Any:
-        sizes.append(len(batch))
-        return forward(batch, logits_index)
-
-    monkeypatch.setattr(runner, "forward", counted)
+    passes = passes_of_the_draft(monkeypatch, replica)
     replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-    assert replica.checked.num_checked > 20
+    assert replica.num_checked > 20
     # Eight more, of which the next tokens are drawn.
-    assert 16 < max(sizes) <= 24 + 8
+    assert 16 < max(size for size, _ in passes) <= 24 + 8
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of every request that the draft has to answer, the sequences that decode."""
-    found: list[int] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Of every request that the draft has to answer, the sequences that decode, and the rounds that it lets
+    pass."""
+    found: list[tuple[int, int]] = []
     ask = InProcess.ask
 
     def counted(self: InProcess, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        found.append(len(request.slots_R))
-        return ask(self, request, clock)
+        reply = ask(self, request, clock)
+        found.append((len(request.slots_R), reply.num_rounds_alone))
+        return reply
 
     monkeypatch.setattr(InProcess, "ask", counted)
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", 1000)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 1000)
     return found
 
 
-def test_skips_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def long_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_prefill, "FEWEST_PAUSED", 1000)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 1000)
+
+
+def test_skips_get_longer_until_something_is_drafted(
+    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to the longest."""
-    skips: list[int] = []
-    ask = InProcess.ask
-
-    def noted(self: InProcess, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = ask(self, request, clock)
-        skips.append(reply.num_rounds_alone)
-        return reply
-
-    monkeypatch.setattr(InProcess, "ask", noted)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * SKIPPED)
+    monkeypatch.setattr(lazy_prefill, "MOST_PAUSED", 3 * SKIPPED)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
     # The first is a round of the prompt alone.
-    assert skips[:11] == [0, 3, 6, 9, 9, 0, 3, 0, 0, 3, 6]
+    assert [skip for _, skip in asked[:11]] == [0, 3, 6, 9, 9, 0, 3, 0, 0, 3, 6]
 
 
-def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None:
+@pytest.mark.usefixtures("long_skips")
+def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[tuple[int, int]]) -> None:
     """Before the skipped rounds are over."""
     replica = markov_replica(GREEDY, policy=Scripted([0]))
     replica.generate(
@@ -193,11 +175,12 @@ def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None
         ]
     )
     # Three quarters of 8 are 6, of 5 about 4, of 3 about 2; where nothing decodes, nothing is decided.
-    assert asked == [0, 8, 5, 3, 2, 1]
+    assert [num for num, _ in asked] == [0, 8, 5, 3, 2, 1]
 
 
-def test_prompts_alone_end_no_skipping(asked: list[int]) -> None:
+@pytest.mark.usefixtures("long_skips")
+def test_prompts_alone_end_no_skipping(asked: list[tuple[int, int]]) -> None:
     """Sequences one after the other."""
     replica = markov_replica(GREEDY, policy=Scripted([0]), max_num_seqs=1)
     replica.generate(requests_for(PROMPTS))
-    assert asked == [0, 1]
+    assert [num for num, _ in asked] == [0, 1]

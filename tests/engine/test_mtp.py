@@ -10,9 +10,7 @@ from specdist.sampling.distributions import SamplingSettings
 from tests.engine.eagle import CROWD, check_blocks, check_distribution
 from tests.engine.harness import Harness, requests_for
 from tests.engine.mtp import FAMILIES, MtpHarness, expected_probabilities, mtp_head, mtp_target
-from tests.engine.test_eagle import CROWDED, prompts_of_lengths
-
-VOCAB_SIZE = 24
+from tests.engine.test_eagle import CROWDED, VOCAB_SIZE, prompts_of_lengths
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -157,7 +157,7 @@ def test_in_the_place_of_a_sequence_that_has_ended_another_begins_with_its_own_p
     assert [each.slot for each in plan.opened] == [slot]
     assert (plan.decoding, plan.draft_limits) == ([second], [3])
     updates = plan.page_updates
-    assert PageUpdates.from_entries([]).followed_by(updates) is updates
+    assert PageUpdates.joined([PageUpdates.from_entries([]), updates]) is updates
     own = updates.slots == slot
     assert own.sum() == len(set(updates.indices[own].tolist())) > 0
     assert (~own).sum() == (early.page_updates.slots == second.slot).sum()

@@ -19,7 +19,7 @@ from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.policies.costs import CostModel, Curve
-from specdist.sampling.distributions import NONE_REJECTED, Dense, SamplingSettings, without_rejected
+from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (
@@ -148,14 +148,6 @@ def test_a_text_that_repeats_itself_is_accepted_as_a_whole() -> None:
     traced = [token for each in completions for token in each.trace]
     assert sum(token.is_accepted for token in traced) == stats.num_accepted_tokens
     assert {token.draft_probability for token in traced} == {1.0}
-
-
-def test_the_residual_lacks_the_rejected_candidate() -> None:
-    given = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.25, 0.5], [0.0, 1.0, 0.0]])
-    left = without_rejected(Dense(given), np.array([0, NONE_REJECTED, 1]))
-    expected = torch.tensor([[0.0, 0.6, 0.4], [0.25, 0.25, 0.5], [0.0, 1.0, 0.0]])
-    assert torch.allclose(left.probabilities_NV, expected)
-    assert given[0, 0] == 0.5
 
 
 def test_nothing_is_proposed_after_a_stop_token() -> None:

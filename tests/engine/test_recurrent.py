@@ -47,7 +47,7 @@ def generated(family: str, draft: PreTrainedModel | None, **options: Any) -> tup
 @pytest.mark.parametrize("family", RECURRENT)
 def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> None:
     assert generated(family, None)[0] == expected(family)
-    for num_draft_tokens, acceptance in ((1, "some"), (8, "some"), (8, "all")):
+    for num_draft_tokens, acceptance in ((8, "some"), (8, "all")):
         draft, options = draft_of(family, acceptance), {"num_draft_tokens": num_draft_tokens}
         found, stats = generated(family, draft, max_num_batched_tokens=40, **options)
         assert found == expected(family), (num_draft_tokens, acceptance)
@@ -69,14 +69,15 @@ def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(family
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_samples_and_prompts_that_begin_alike_share_states(family: str) -> None:
-    """A draft that has states runs all. Sequences are preempted, and kept states replaced by others."""
+    """A draft that has states runs all. Sequences are preempted, and kept states replaced by others; with the
+    quickest model there are branches, too."""
     common, *others = prompts_of_lengths(22, 4, 9, 2)
     prompts = [*(common + other for other in others), others[1] * 2, common[:9]]
     expected = [reference(target_of(family), prompt, None) for prompt in prompts]
     least = sum((len(prompt) - 1) // PAGE_SIZE for prompt in prompts) * PAGE_SIZE  # the second sample's
     replica = Harness(
         target_of(family), draft_of(family, "some"), max_new_tokens=24, max_num_seqs=4, num_pages=24,
-        max_num_batched_tokens=23, num_ahead_tokens=5, num_branches=2,
+        max_num_batched_tokens=23, **({"num_ahead_tokens": 5, "num_branches": 2} if family == "lfm2" else {}),
     )  # fmt: skip
     completions = replica.generate(requests_for(prompts, num_samples=2))
     assert [each.token_ids for each in completions[::2]] == expected

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdist.models.attention.rope import recomputed_from, rope_border
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import Harness, requests_for
-from tests.models.families import VOCAB_SIZE, noisy_copy
+from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 
 BORDER, MAX_NEW_TOKENS = 32, 14
 ROPE = {
@@ -35,25 +35,8 @@ LENGTHS = (5, 18, 19, 23, 26, 29, 31, 32, 33, 47)
 
 @functools.cache
 def model_of(family: str) -> PreTrainedModel:
-    torch.manual_seed(3)
     more: dict[str, Any] = {"original_max_position_embeddings": BORDER} if family == "phi3" else {}
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.25,
-        rope_parameters=ROPE,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-        **more,
-    )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    return tiny_model(family, seed=3, initializer_range=0.25, rope_parameters=ROPE, **more)
 
 
 def prompts() -> list[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdist.engine.request import Completion
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, llama_pair, requests_for
@@ -25,22 +26,30 @@ def sprinter() -> Sprinter:
     return Sprinter(max_draft_tokens=CAP, verifier_threshold=THRESHOLD)
 
 
-def test_lossy_greedy_tokens_are_those_of_the_mechanism() -> None:
-    """Token by token: the draft's while nothing is doubted; the target's where it rejects the draft's."""
+def lossy_run(
+    settings: SamplingSettings, prompts: list[list[int]], num_samples: int = 1
+) -> tuple[tuple[Any, Any, Any], list[Completion]]:
+    """Target, draft and head, and completions of 20 tokens, some of which were trusted, and some rejected."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target, scale=0.05)
     head = random_head(draft, offset=0.5)
-    replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, max_new_tokens=20,
-                      is_traced=True)  # fmt: skip
+    replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, settings=settings,
+                      max_new_tokens=20, is_traced=True)  # fmt: skip
+    completions = replica.generate(requests_for(prompts, num_samples))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
+    return (target, draft, head), completions
+
+
+def test_lossy_greedy_tokens_are_those_of_the_mechanism() -> None:
+    """Token by token: the draft's while nothing is doubted; the target's where it rejects the draft's."""
     prompts = prompts_of_lengths(5, 23, 12, 2)
-    completions = replica.generate(requests_for(prompts))
+    (target, draft, head), completions = lossy_run(SamplingSettings(temperature=0.0), prompts)
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.token_ids == greedy_mechanism(target, draft, head, prompt, 20)
         for token in completion.trace:
             assert token.acceptance_probability in (0, 1)
             assert token.is_verified or token.is_accepted or token.acceptance_probability is not None
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
     tokens = [token for completion in completions for token in completion.trace]
     # Some of them would not have been accepted.
     assert any(t.is_accepted and not t.is_verified and t.acceptance_probability == 0 for t in tokens)
@@ -73,12 +82,9 @@ def greedy_mechanism(target: Any, draft: Any, head: Any, prompt: list[int], num_
 
 def test_drawn_tokens_are_verified_with_their_own_probabilities() -> None:
     """Whatever was trusted before them in a block: with min(1, P/Q) of what both models say there."""
-    target, settings = tiny_model("llama", seed=3), SamplingSettings(temperature=0.7)
-    draft = noisy_copy(target, scale=0.05)
-    head = random_head(draft, offset=0.5)
-    replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, settings=settings,
-                      max_new_tokens=20, is_traced=True)  # fmt: skip
-    for completion in replica.generate(requests_for(prompts_of_lengths(5, 23, 12, 2), num_samples=2)):
+    settings = SamplingSettings(temperature=0.7)
+    (target, draft, _), completions = lossy_run(settings, prompts_of_lengths(5, 23, 12, 2), num_samples=2)
+    for completion in completions:
         request = completion.request
         check_acceptance(
             target,
@@ -89,8 +95,6 @@ def test_drawn_tokens_are_verified_with_their_own_probabilities() -> None:
             settings=settings,
             row_key=(0, request.row_id, request.sample_index),
         )
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
 
 
 @pytest.mark.parametrize("ahead", [{}, {"num_ahead_tokens": CAP + 1, "num_branches": 2}],

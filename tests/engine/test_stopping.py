@@ -56,14 +56,6 @@ def test_next_tokens_end_the_sequences_that_any_or_their_own_one_ends() -> None:
     assert rules.ends(sequences[1:3], [3, 4], [], not_finite=-2) == [None, None]
 
 
-def test_the_text_ends_before_the_first_stop_string() -> None:
-    rules = StopRules(DETOKENIZER, frozenset(), ("EF", "C"))
-    for token_ids, text in (([0, 1, 2, 4, 5], "AB"), ([0, 1, 3, 4, 5], "ABD"), ([0, 1, 3], "ABD")):
-        sequence = sequence_of(0, max_length=13)
-        sequence.token_ids += token_ids
-        assert rules.text(sequence) == text
-
-
 def test_a_request_has_stop_strings_of_its_own() -> None:
     """Instead of the run's."""
     rules, sequence = StopRules(DETOKENIZER, frozenset(), ("EF",)), sequence_of(0, max_length=13)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.passes.all_reduce import JOINED, MAX_BYTES_TIMES_RANKS, _checked
-from specdist.models.passes.peer_memory import MAX_ROWS, WAYS, JoinedMemory, PeerMemory
+from specdist.models.passes.peer_memory import MAX_ROWS, WAYS, JoinedMemory, SymmetricMemory
 from tests.gpu.first_device import Bench, say, table
 from tests.gpu.first_steps import NUM_RANKS
 
@@ -89,7 +89,9 @@ def sums_of(bench: Bench, group: dist.ProcessGroup, sizes: tuple[int, ...]) -> l
     ]
 
 
-def sum_of(bench: Bench, group: dist.ProcessGroup, memories: Mapping[str, PeerMemory], num_bytes: int) -> Sum:
+def sum_of(
+    bench: Bench, group: dist.ProcessGroup, memories: Mapping[str, SymmetricMemory], num_bytes: int
+) -> Sum:
     numbers = torch.ones(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=bench.device)
     nccl_s = seconds_of(bench, lambda: dist.all_reduce(numbers, group=group))
     times = {name: seconds_of(bench, partial(memory.sum, numbers)) for name, memory in memories.items()}

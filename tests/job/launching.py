@@ -86,14 +86,6 @@ def command(num_ranks: int = 1, job: Path = JOB, **options: Any) -> list[str]:
     return [sys.executable, *(launcher if num_ranks > 1 else []), str(job), *words]
 
 
-def run_process(num_ranks: int = 1, job: Path = JOB, **options: Any) -> Ended:
-    """The job in processes of its own, to its end."""
-    ended = subprocess.run(
-        command(num_ranks, job, **options), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process and all that it started: accelerate's ranks are in sessions of their own."""
     if process.poll() is not None:

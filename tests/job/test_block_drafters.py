@@ -16,13 +16,8 @@ from specdist.job.costs.measuring import ModelTimes, combined_costs, of_blocks
 from specdist.job.models.model_plan import plan_models, settled
 from specdist.job.totals.report import frozen_costs
 from specdist.policies.costs import Curve
-from tests.engine.block_drafters import (
-    DSPARK,
-    authors_values,
-    block_drafter,
-    save_drafter,
-    speculators_values,
-)
+from tests.engine.block_drafters import DSPARK, authors_values, block_drafter, speculators_values
+from tests.engine.eagle import save_published
 from tests.job.launching import parse, read_output, refused, run_here, shard_bytes
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer
 from tests.job.ranks import fork_ranks
@@ -40,7 +35,7 @@ def options(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, A
     target = random_llama(num_hidden_layers=3)
     save(folder / "target", target, train_tokenizer())
     draft = block_drafter(target, IDS, **DSPARK)
-    save_drafter(draft, speculators_values(target, len(IDS), **DSPARK), folder / "draft")
+    save_published(draft, speculators_values(target, len(IDS), **DSPARK), folder / "draft")
     return {
         "prompts": pair.prompts,
         "target": folder / "target",
@@ -81,8 +76,8 @@ def test_a_draft_without_embeddings_and_head_takes_the_target_s(
     target = AutoModelForCausalLM.from_pretrained(options["target"])
     ids, layers = range(NUM_VOCAB_TOKENS), {"aux_hidden_state_layer_ids": [1, 2]}
     draft = block_drafter(target, ids, **layers)
-    published = save_drafter(draft, speculators_values(target, len(ids), **layers), tmp_path / "published")
-    own = save_drafter(draft, authors_values(target, [0, 1]), tmp_path / "own")
+    published = save_published(draft, speculators_values(target, len(ids), **layers), tmp_path / "published")
+    own = save_published(draft, authors_values(target, [0, 1]), tmp_path / "own")
     weights = load_file(own / "model.safetensors")
     embedding, head = (weights.pop(name) for name in ("embed_tokens.weight", "lm_head.weight"))
     assert not torch.equal(head, target.lm_head.weight)

@@ -12,7 +12,7 @@ import pytest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
 from specdist.job.costs import corrections, measuring
-from specdist.job.costs.corrections import Corrections
+from specdist.job.costs.corrections import Corrections, scaled
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.run.preflight import freeze_costs, plan_run
@@ -91,7 +91,7 @@ def test_medians_of_rounds_scale_costs_that_are_off_from_each_other() -> None:
             ratios.observe_draft([8], round(100 * of_draft) if index % 4 else 10**12, is_asynchronous=False)
             ratios.observe_draft([8, 500], 10**12, is_asynchronous=False)
         assert ratios.factors() == (expected and pytest.approx(expected, rel=1e-3))
-    found = COSTS.scaled(2.0, 0.01)
+    found = scaled(COSTS, 2.0, 0.01)
     assert (found.target.ns, found.draft.ns) == ([4000, 6000], [1, 1])
     assert dataclasses.astuple(found.context) == pytest.approx((7, 8, 2.0, 4.0, 0.03, 0.04))
 

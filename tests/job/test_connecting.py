@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from specdist.engine.target.sharded_target import connect_target
 from specdist.job.ranks.topology import Topology, join_world
 from specdist.job.replica import replica
+from specdist.job.replica.replica import connect_target
 
 
 def test_a_gpu_becomes_the_current_one_in_a_world_of_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,8 @@ def test_nccl_is_connected_before_the_cache_takes_what_is_free(monkeypatch: pyte
 
 def test_sums_of_every_length_and_every_other_collective_are_connected() -> None:
     """NCCL takes memory at the first use of each algorithm, and chooses it by the length."""
-    with patch("specdist.engine.target.sharded_target.dist") as dist:
+    rooms = "specdist.engine.target.sharded_target.dist", "specdist.job.replica.replica.dist"
+    with patch(rooms[0]) as dist, patch(rooms[1], dist):
         dist.get_world_size.return_value, dist.get_rank.return_value = 2, 0
         connect_target(dist.group, torch.zeros(6, 4))
     assert [len(call.args[0]) for call in dist.all_reduce.call_args_list] == [6, 3, 1]

@@ -10,12 +10,11 @@ import torch
 
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
-from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.plan import ReplicaPlan, drafting_gain, plan_asynchronous
 from specdist.job.run.preflight import freeze_costs, plan_run
 from specdist.job.run.workload import Workload
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.policies.formulas import tokens_per_call
-from specdist.policies.payoff import drafting_gain, plan_asynchronous
 from tests.job.launching import parse
 
 MAX_DRAFT_TOKENS = 5

@@ -81,8 +81,9 @@ def test_a_replica_without_memory_for_a_row_starts_over_without_it(
         "prompts": write_arrow(tmp_path / "prompts.arrow", {"prompt": texts}),
         "rows_per_shard": 4,
         "max_new_tokens": 8,
-        # Less than a block cannot be run: nothing is left to be halved.
+        # Less than a block cannot be run: nothing is left to be halved but two sequences, once.
         "max_num_batched_tokens": 6,
+        "max_num_seqs": 2,
     }
     options = options | changes
     assert run_here(**options, output=tmp_path / "undisturbed").code == 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.engine.request import Completion
 from specdist.job.recording.uploads import MAX_UPLOADS, Uploads
-from tests.lab.emulation.rows import RowSettings, open_rows
+from tests.job.killing import wait_until
+from tests.job.launching import logged_rows, run_here
 
 
 def test_generation_goes_on_while_a_shard_is_uploaded() -> None:
@@ -29,35 +31,25 @@ def test_generation_goes_on_while_a_shard_is_uploaded() -> None:
 
 
 def test_the_end_of_a_shard_holds_up_nothing_but_the_end_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease and its part log are kept until its files are there."""
-    may_end, finish = threading.Event(), RunFolder.finish_shard
+    """Its lease and its part log are kept until its files are there, and the run's end waits for no other
+    replica's."""
+    output, finish = tmp_path / "run", RunFolder.finish_shard
+    kept: list[tuple[int, int]] = []
 
     def slow(*given: Any, **named: Any) -> bool:
-        assert may_end.wait(10)
+        """The first until both rows are recorded, which run one after the other."""
+        if not kept:
+            wait_until(lambda: all(logged_rows(output, shard) for shard in range(2)))
+        else:
+            time.sleep(0.3)
+        kept.append((len(list(output.glob("leases/shard-*"))), len(list(output.glob("parts/*")))))
         return finish(*given, **named)
 
     monkeypatch.setattr(RunFolder, "finish_shard", slow)
-    settings = RowSettings(
-        num_rows=2, num_slots=1, prompt_tokens=3, output_tokens=2, vocab_size=8, rows_per_shard=1, seed=0
-    )
-    with open_rows(settings) as rows:
-        recorder, folder = rows.recorder, rows.recorder._plan.folder
-        requests = recorder.requests()
-        for _ in range(2):
-            request = next(requests)
-            assert request is not None
-            recorder.record(
-                Completion(
-                    request=request, token_ids=[1], text="1", finish_reason="stop", num_spec_steps=0,
-                    num_draft_tokens=0, num_accepted_draft_tokens=0,
-                )
-            )  # fmt: skip
-        assert recorder.num_uploads == 2 and not folder.recorded_shards()
-        assert len(list(folder.leases_path.glob("shard-*"))) == 2
-        assert len(list((folder.path / "parts").iterdir())) == 2
-        may_end.set()
-        recorder.settle()
-        assert recorder.is_run_complete and folder.complete_shards() == [0, 1]
-        assert not list(folder.leases_path.glob("shard-*"))
+    changes = {"limit": 2, "rows_per_shard": 1, "max_new_tokens": 4, "max_num_seqs": 1}
+    ended = run_here(**(options | changes), output=output)
+    assert ended.totals["complete"] is True and "waiting" not in ended.stderr
+    assert kept[0] == (2, 2)
+    assert not list(output.glob("leases/shard-*")) and not list(output.glob("parts/*"))

@@ -154,16 +154,6 @@ def test_rotary_embeddings_are_those_of_transformers(
             check(found, exactly[0].transpose(0, 1), plainly[0].transpose(0, 1), size=10.0)
 
 
-def test_a_rotated_token_does_not_depend_on_others(device: torch.device) -> None:
-    queries, keys = (random(6, heads, 64, dtype=torch.bfloat16, device=device) for heads in (5, 2))
-    cos, sin = (random(6, 64, dtype=torch.bfloat16, device=device, seed=seed) for seed in (8, 9))
-    together = rotary(queries, keys, cos, sin)
-    for token in range(6):
-        own = slice(token, token + 1)
-        alone = rotary(queries[own], keys[own], cos[own], sin[own])
-        assert all(torch.equal(one[0], other[token]) for one, other in zip(alone, together, strict=True))
-
-
 @pytest.mark.parametrize(
     ("shape", "is_tanh", "dtype"),
     [

@@ -160,23 +160,29 @@ def use_splits(monkeypatch: pytest.MonkeyPatch, in_splits: bool) -> None:
     monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", 10**9 if in_splits else 0)
 
 
-# All rules, both kinds of splits, and one head for each, a few, or all of them.
-@pytest.mark.parametrize(
-    ("rules", "heads", "in_splits"),
-    [
-        (GLOBAL, (6, 2), True), (LOCAL, (8, 1), True), (LOCAL, (2, 2), False), (CAPPED, (3, 1), False),
-        (SINKS, (3, 1), True),
-    ],
-)  # fmt: skip
-def test_it_equals_float64(
-    rules: AttentionRules,
-    heads: tuple[int, int],
-    in_splits: bool,
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+# All rules, both kinds of splits, and one head for each, a few, or all of them; in half precision every
+# width; and keys that are wider than values, or are the values, too, with heads of two programs and of one.
+FEW = ((1, 100), (5, 44), (20, 20))
+CASES = {
+    "global": (MIXED, AttentionKind(6, 2, 64, GLOBAL), torch.float32, True),
+    "local": (MIXED, AttentionKind(8, 1, 64, LOCAL), torch.float32, True),
+    "local, one program": (MIXED, AttentionKind(2, 2, 64, LOCAL), torch.float32, False),
+    "capped": (MIXED, AttentionKind(3, 1, 64, CAPPED), torch.float32, False),
+    "sinks": (MIXED, AttentionKind(3, 1, 64, SINKS), torch.float32, True),
+    "80": (FEW, AttentionKind(4, 2, 80, GLOBAL), torch.bfloat16, True),
+    "256": (FEW, AttentionKind(4, 2, 256, GLOBAL), torch.bfloat16, False),
+    "128": (FEW, AttentionKind(4, 2, 128, GLOBAL), torch.float16, True),
+    "wider": (FEW, AttentionKind(6, 2, 96, LOCAL, 64), torch.float32, True),
+    "latent": (FEW, AttentionKind(20, 1, 320, LOCAL._replace(is_latent=True), 288), torch.bfloat16, True),
+    "narrow latent": (FEW, AttentionKind(3, 1, 24, LOCAL._replace(is_latent=True), 20), torch.float32, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_equals_float64(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, kind, dtype, in_splits = CASES[name]
     use_splits(monkeypatch, in_splits)
-    check(make_case(MIXED, AttentionKind(*heads, 64, rules), device=device), rules)
+    check(make_case(lengths, kind, dtype=dtype, device=device), kind.rules)
 
 
 @pytest.mark.parametrize(
@@ -195,40 +201,6 @@ def test_drafters_rules_equal_float64(
         torch.testing.assert_close(
             attend(call, segments).double(), expected_output(case, rules), atol=5e-6, rtol=0
         )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "width"), [(torch.bfloat16, 80), (torch.bfloat16, 256), (torch.float16, 128)]
-)
-def test_it_equals_float64_in_half_precision_for_every_width(
-    dtype: torch.dtype, width: int, device: torch.device
-) -> None:
-    kind = AttentionKind(4, 2, width, GLOBAL)
-    check(make_case(((1, 100), (5, 44), (20, 20)), kind, dtype=dtype, device=device), GLOBAL)
-
-
-@pytest.mark.parametrize(
-    ("heads", "width", "value_width", "is_latent", "dtype", "in_splits"),
-    [
-        ((6, 2), 96, 64, False, torch.float32, True), ((20, 1), 320, 288, True, torch.bfloat16, True),
-        ((3, 1), 24, 20, True, torch.float32, False),
-    ],
-)  # fmt: skip
-def test_keys_are_wider_than_values_or_are_the_values_too(
-    heads: tuple[int, int],
-    width: int,
-    value_width: int,
-    is_latent: bool,
-    dtype: torch.dtype,
-    in_splits: bool,
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With as many heads as two programs take, and as one does."""
-    use_splits(monkeypatch, in_splits)
-    rules = LOCAL._replace(is_latent=is_latent)
-    kind = AttentionKind(*heads, width, rules, value_width)
-    check(make_case(((1, 100), (5, 44), (20, 20)), kind, dtype=dtype, device=device), rules)
 
 
 def test_values_that_are_wider_than_keys_are_refused(device: torch.device) -> None:

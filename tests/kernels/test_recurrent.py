@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels.recurrent import delta_rule, mamba
 from specdist.models.recurrent.kernels import Kernels, Operator, check
+from specdist.models.recurrent.mamba import Mamba2Tokens
 from tests.models.recurrent.tokens import (
     NUM_SEQUENCES,
     TOLERANCE,
@@ -33,6 +34,13 @@ def mamba_arguments(tokens: MambaTokens) -> list[Tensor]:
 
 def delta_arguments(tokens: DeltaTokens) -> list[Tensor]:
     return [tokens.state, *tokens.in_line()]
+
+
+def operator_of(kind: str, num_tokens: int) -> tuple[Operator, list[Tensor]]:
+    """And some arguments."""
+    if kind == "delta rule":
+        return delta_rule, delta_arguments(DeltaTokens(num_tokens, 1, (8, 8)))
+    return mamba, mamba_arguments(MambaTokens(1 if kind == "mamba 1" else 2, num_tokens))
 
 
 def run(
@@ -91,42 +99,26 @@ def test_the_delta_rule_is_that_of_one_token_after_the_other(
 
 def test_heads_wider_than_a_program_are_shared_among_several(device: torch.device) -> None:
     """States of 256 numbers, in half precision, side by side with others, as a projection leaves them."""
-    generator = torch.Generator().manual_seed(0)
-    heads, groups, width, state_size = 4, 2, 24, 256
-    row = torch.randn(2, 4, heads * width + 2 * groups * state_size, generator=generator).bfloat16()
-    row = row.flatten(0, 1)  # three tokens of each sequence, after a place of none
-    parts = row.split([heads * width, groups * state_size, groups * state_size], dim=-1)
-    x, b, c = (
-        part.unflatten(-1, sizes)
-        for part, sizes in zip(
-            parts, [(heads, width), (groups, state_size), (groups, state_size)], strict=True
-        )
-    )
-    steps, rates = torch.rand(8, heads, generator=generator), -torch.rand(heads, generator=generator)
-    state = torch.randn(2, heads, width, state_size, generator=generator)
-    arguments = [each.to(device) for each in (state, x, steps, b, c, rates)]
-    found, kept = (each.cpu() for each in run(mamba, 3, [1, 3], *arguments))
-    x, b, c, steps = (each.unflatten(0, (2, 4))[:, 1:] for each in (x, b, c, steps))
-    numbers, states = state.double(), [state.double()]
-    for token in range(3):
-        step = steps[:, token].double()[..., None, None]
-        of_b, of_c = (each[:, token].double().repeat_interleave(2, 1) for each in (b, c))
-        numbers = numbers * (step * rates.double()[:, None, None]).exp()
-        numbers = numbers + step * x[:, token].double()[..., None] * of_b[:, :, None]
-        states.append(numbers)
-        assert difference(found[:, token], (numbers * of_c[:, :, None]).sum(-1)) < TOLERANCE
-    assert difference(kept, torch.stack([states[1][0], states[3][1]])) < TOLERANCE
+    tokens = MambaTokens(2, 3, sizes=(4, 24, 2, 256))
+    x, steps, b, c = tokens.tokens
+    row = torch.cat([part.flatten(2) for part in (x, b, c)], dim=-1).bfloat16()
+    parts = row.split([each.shape[2:].numel() for each in (x, b, c)], dim=-1)
+    x, b, c = (part.unflatten(-1, each.shape[2:]) for part, each in zip(parts, (x, b, c), strict=True))
+    tokens.tokens = Mamba2Tokens(x, steps, b, c)
+    outputs, states = tokens.one_by_one()
+    in_lines = in_line(row).split([part.shape[-1] for part in parts], dim=-1)
+    x, b, c = (line.unflatten(-1, each.shape[2:]) for line, each in zip(in_lines, (x, b, c), strict=True))
+    arguments = [each.to(device) for each in (tokens.state, x, in_line(steps), b, c, tokens.rates)]
+    found, kept = (each.cpu() for each in run(mamba, 3, borders_of(3), *arguments))
+    assert difference(found, outputs) < TOLERANCE
+    assert difference(kept, states[range(NUM_SEQUENCES), borders_of(3)]) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["mamba 1", "mamba 2", "delta rule"])
 def test_a_sequence_has_the_same_bits_alone_and_in_any_pieces(kind: str, device: torch.device) -> None:
     """Also beside one whose numbers are not finite."""
     length, cut = 7, 3
-    if kind == "delta rule":
-        operator, arguments = delta_rule, delta_arguments(DeltaTokens(length, 1, (8, 8)))
-    else:
-        version = 1 if kind == "mamba 1" else 2
-        operator, arguments = mamba, mamba_arguments(MambaTokens(version, length))
+    operator, arguments = operator_of(kind, length)
     arguments[0][1] = torch.nan
     state, *parts = (each.to(device) for each in arguments)
     together, kept = run(operator, length, NUM_SEQUENCES * [length], state, *parts)
@@ -161,13 +153,9 @@ def test_kernels_are_used_only_if_they_are_right(device: torch.device) -> None:
             check(wrong, device)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "delta rule"])
+@pytest.mark.parametrize("kind", ["mamba 2", "delta rule"])
 def test_a_sequence_begins_without_a_state_whatever_its_slot_holds(kind: str, device: torch.device) -> None:
-    operator, arguments = (
-        (mamba, mamba_arguments(MambaTokens(2, 3)))
-        if kind == "mamba"
-        else (delta_rule, delta_arguments(DeltaTokens(3, 1, (8, 8))))
-    )
+    operator, arguments = operator_of(kind, 3)
     state, *parts = (each.to(device) for each in arguments)
     borders = NUM_SEQUENCES * [2]
     first = run(operator, 3, borders, torch.full_like(state, torch.nan), *parts, is_first=True)
@@ -175,16 +163,12 @@ def test_a_sequence_begins_without_a_state_whatever_its_slot_holds(kind: str, de
     assert all(torch.equal(one, other) for one, other in zip(first, zeros, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["mamba", "delta rule"])
+@pytest.mark.parametrize("kind", ["mamba 2", "delta rule"])
 def test_without_a_border_nothing_is_left_and_without_tokens_nothing_is_written(
     kind: str, device: torch.device
 ) -> None:
     """As of recordings, and of padding."""
-    operator, arguments = (
-        (mamba, mamba_arguments(MambaTokens(2, 3)))
-        if kind == "mamba"
-        else (delta_rule, delta_arguments(DeltaTokens(3, 1, (8, 8))))
-    )
+    operator, arguments = operator_of(kind, 3)
     state, *parts = (each.to(device) for each in arguments)
     wanted, _ = run(operator, 3, NUM_SEQUENCES * [0], state, *parts)
     held, slots = state.clone(), torch.arange(NUM_SEQUENCES)

@@ -106,8 +106,8 @@ class GrowingRows:
                     pages.open(slot, self._rows[slot].tolist())
                 assert pages.extend(slot, end)
                 pages.slide(slot, done[slot], end)
-            if pages._windowed is not None:
-                self._fill(runner, pages._windowed._free)
+            if pages.windowed is not None:
+                self._fill(runner, pages.windowed._free)
             runner.update_pages(pages.drain_updates())
             lengths = np.array([end - done[slot] for slot, end in ends.items()])
             batch = FlatBatch(

@@ -23,43 +23,21 @@ class PlainKernel:
         return plain_attention(call, segments).to(call.queries_THD.dtype)
 
 
-class RaisingKernel(PlainKernel):
-    name = "raising"
+class WrongKernel(PlainKernel):
+    """In the way that its name says."""
 
-    def attend(self, *args: object) -> Tensor:
-        raise RuntimeError("page size must be divisible by 256\nand a trace of calls")
-
-
-class WindowlessKernel(PlainKernel):
-    """Ignores the sliding window."""
-
-    name = "windowless"
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        return super().attend(call._replace(rules=call.rules._replace(window=None)), segments)
-
-
-class SinklessKernel(PlainKernel):
-    """Ignores the sinks."""
-
-    name = "sinkless"
-
-    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        return super().attend(call._replace(sinks_H=None), segments)
-
-
-class StaleKernel(PlainKernel):
-    """Leaves out the newest key of every segment that has more than one."""
-
-    name = "stale"
-
-    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        if self.name == "raising":
+            raise RuntimeError("page size must be divisible by 256\nand a trace of calls")
+        if self.name == "windowless":
+            call = call._replace(rules=call.rules._replace(window=None))
+        if self.name == "sinkless":
+            call = call._replace(sinks_H=None)
         output = super().attend(call, segments)
-        return torch.roll(output, 1, dims=0)
-
-
-class NanKernel(PlainKernel):
-    name = "nan"
-
-    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        return super().attend(call, segments).fill_(torch.nan)
+        if self.name == "another token's":
+            output = torch.roll(output, 1, dims=0)
+        return output.fill_(torch.nan) if self.name == "nan" else output

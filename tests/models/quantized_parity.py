@@ -27,7 +27,7 @@ from specdist.models.sizes.sizes import model_size
 from specdist.models.start_check.loading_check import check_loading, relative_difference
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
-from tests.models.quantized_formats import TOKENS, logits_of
+from tests.models.test_quantized import TOKENS, logits_of
 from tests.ranks import join, leave
 
 allocated: list[int] = []

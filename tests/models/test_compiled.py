@@ -194,11 +194,6 @@ class HalvedAttention(LlamaAttention):
         return 0.5 * output, weights
 
 
-def halve_residual(model: PreTrainedModel) -> None:
-    """The same parts with another factor, as in Granite: only the numbers can tell."""
-    model.model.layers[1].self_attn.__class__ = HalvedAttention
-
-
 def replace_linear(model: PreTrainedModel) -> None:
     model.model.layers[2].mlp.up_proj.__class__ = HalvedLinear
 
@@ -233,12 +228,10 @@ def test_why_a_sharded_layer_is_not_compiled_is_said_plainly(caplog: pytest.LogC
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [halve_residual, replace_linear, add_part, bias_one])
-def test_a_model_that_computes_something_else_keeps_its_layers(
-    change: Callable[[PreTrainedModel], None],
-) -> None:
+def test_a_model_that_computes_something_else_keeps_its_layers() -> None:
+    """The same parts with another factor, as in Granite: only the numbers can tell."""
     plain = tiny_model("llama")
-    change(plain)
+    plain.model.layers[1].self_attn.__class__ = HalvedAttention
     runner = paged_runner(plain)
     assert runner.compiled is None
     check_rows(plain, runner)

@@ -45,7 +45,7 @@ def test_passes_match_plain_forwards(
             # With pages of their own, in graphs of their own: of a runner with another cache.
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=4, tolerance=tolerance, is_windowed=True)
-        if any(rules.is_latent for rules in runner.rules.values()):
+        if any(rules.is_latent for rules in runner._shapes.rules.values()):
             monkeypatch.setattr(expansion, "OPERATIONS_PER_BYTE", 0)  # chunks of prompts expand latents
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)

@@ -48,7 +48,7 @@ def test_windows_are_those_of_the_masks(family: str) -> None:
     model = build(family)
     use_paged_attention(model)
     runner = ModelRunner(model, CPU, Acceleration(), model_impl="transformers")
-    assert {rules.window for rules in runner.rules.values()} == WINDOWS[family]
+    assert {rules.window for rules in runner._shapes.rules.values()} == WINDOWS[family]
 
 
 def test_rules_are_read_off_transformers_own_functions() -> None:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,33 +30,15 @@ STATIC = Acceleration(has_float8_cache=True, is_static=True)
 KERNEL = Acceleration(has_float8_cache=True, is_static=True, kernels=(PlainKernel(),))
 
 
-def numbers_of_the_format() -> np.ndarray:
-    """Of float8_e4m3fn, from its definition (arXiv:2209.05433, table 1); -0 is left out."""
-    found = [
-        (mantissa / 8 + (exponent > 0)) * 2.0 ** (max(exponent, 1) - 7)
-        for exponent in range(16)
-        for mantissa in range(8)
-        if (exponent, mantissa) != (15, 7)
-    ]
-    return np.unique([sign * number for sign in (-1, 1) for number in found])
-
-
-NUMBERS = numbers_of_the_format()
-
-
 def rounded(tokens: Tensor) -> Tensor:
-    """The nearest numbers with a scale of each head, [.., D], whose largest number is 448."""
-    numbers = tokens.double().numpy()
-    scales = torch.from_numpy(np.abs(numbers).max(-1, keepdims=True) / 448).bfloat16().double().numpy()
-    scales[scales == 0] = 1
-    shares = numbers / scales
-    above = np.clip(np.searchsorted(NUMBERS, shares), 1, len(NUMBERS) - 1)
-    is_upper = NUMBERS[above] - shares < shares - NUMBERS[above - 1]
-    nearest = np.where(is_upper, NUMBERS[above], NUMBERS[above - 1])
-    return torch.from_numpy(nearest * scales).to(tokens.dtype)
-
-
-assert len(NUMBERS) == 253 and NUMBERS[-1] == 448 and NUMBERS[127] == 2.0**-9
+    """The nearest numbers of float8_e4m3fn (arXiv:2209.05433, table 1) with a scale of each head, [.., D],
+    whose largest number is 448."""
+    numbers = tokens.double()
+    scales = (numbers.abs().amax(-1, keepdim=True) / 448).bfloat16().double()
+    shares = numbers / scales.masked_fill(scales == 0, 1)
+    # Steps of an eighth of the power of two below, and none smaller than 2^-9.
+    steps = 2.0 ** (shares.abs().clamp_min(2.0**-6).log2().floor() - 3)
+    return ((shares / steps).round() * steps).clamp(-448, 448).mul(scales).to(tokens.dtype)
 
 
 def test_numbers_become_the_nearest_with_a_scale_of_each_head() -> None:

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.graphs import (
     NUM_WARMUPS,
-    Capturer,
     CheckedGraphs,
     CudaGraphs,
     GraphMemory,
@@ -28,10 +27,15 @@ Function = Callable[[], Tensor]
 
 
 class FakeCapturer:
-    """Runs what it recorded, into one buffer for all as a graph does; ``distort`` is what goes wrong."""
+    """Runs what it recorded, into one buffer for all as a graph does; ``distort`` is what goes wrong with its
+    results, ``error`` what recording ends with."""
 
-    def __init__(self, distort: Callable[[Tensor], Tensor] = lambda result: result) -> None:
-        self._distort = distort
+    def __init__(
+        self,
+        distort: Callable[[Tensor], Tensor] = lambda result: result,
+        error: Exception | None = None,
+    ) -> None:
+        self._distort, self._error = distort, error
         self.num_captures = 0
         self.num_replays = 0
         self._buffer = torch.zeros(0)
@@ -44,8 +48,13 @@ class FakeCapturer:
 
     def capture(self, function: Function) -> Function:
         self.num_captures += 1
+        if isinstance(self._error, WarmUpError):
+            function()
+            raise self._error from torch.OutOfMemoryError("CUDA out of memory.")
         for _ in range(NUM_WARMUPS):
             function()
+        if self._error is not None:
+            raise self._error
 
         def replay() -> Tensor:
             self.num_replays += 1
@@ -56,27 +65,6 @@ class FakeCapturer:
             return shared.copy_(result)
 
         return replay
-
-
-class RaisingCapturer(FakeCapturer):
-    def capture(self, function: Function) -> Function:
-        super().capture(function)
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-
-class CapturerWithoutMemory(FakeCapturer):
-    def capture(self, function: Function) -> Function:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        except RuntimeError:
-            # As where the capture is ended.
-            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
-
-
-class FailingWarmUp(FakeCapturer):
-    def capture(self, function: Function) -> Function:
-        function()
-        raise WarmUpError from torch.OutOfMemoryError("CUDA out of memory.")
 
 
 class Counted:
@@ -113,7 +101,7 @@ def test_a_row_that_is_not_finite_does_not_end_replays() -> None:
 
 
 FAULTS = {
-    "raises": RaisingCapturer(),
+    "raises": FakeCapturer(error=RuntimeError("operation not permitted when stream is capturing")),
     "differs": FakeCapturer(lambda result: result + 1),
     "nan": FakeCapturer(lambda result: result * torch.nan),
 }
@@ -133,7 +121,10 @@ def test_one_wrong_replay_ends_all_replays(capturer: FakeCapturer, caplog: pytes
 
 def test_memory_that_runs_out_while_recording_is_told_as_such() -> None:
     """Whoever runs the pass can then make the batch smaller; graphs are not given up."""
-    graphs = CheckedGraphs(CapturerWithoutMemory())
+    # As where the capture is ended.
+    error = RuntimeError("operation failed due to a previous error during capture")
+    error.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
+    graphs = CheckedGraphs(FakeCapturer(error=error))
     with pytest.raises(torch.OutOfMemoryError):
         graphs.run("key", Counted())
     assert graphs._capturer is not None
@@ -205,7 +196,7 @@ def test_no_more_is_recorded_than_memory_holds(caplog: pytest.LogCaptureFixture)
         assert graphs.is_full and set(graphs._replays) == set(keys)
 
 
-def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:
+def static_runner(plain: PreTrainedModel, capturer: TapeCapturer) -> ModelRunner:
     return paged_runner(plain, Acceleration(is_static=True, capturer=capturer))
 
 
@@ -224,5 +215,5 @@ def test_a_pass_that_fails_during_warm_up_is_not_repeated() -> None:
     """Ranks that share the model are in the middle of the same run: another one would meet with its rest."""
     function = Counted()
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        CheckedGraphs(FailingWarmUp()).run("key", function)
+        CheckedGraphs(FakeCapturer(error=WarmUpError())).run("key", function)
     assert function.num_runs == 2  # the pass itself, and the run that failed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import logging
 import math
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
+from transformers import DeepseekV3Config, PreTrainedModel
 
 from specdist.models.attention import expanding, expansion, latent
 from specdist.models.attention.expanding import MAX_EXPANDED_BYTES, ExpandedAttention
@@ -35,8 +34,7 @@ from tests.models.chunks import MIXED, GrowingRows, check_rows
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.kernels import PlainKernel
 from tests.models.quantized_checkpoints import LAYOUTS, write
-from tests.models.quantized_formats import ROUNDED_TOLERANCE, TOKENS, logits_of
-from tests.ranks import run_ranks
+from tests.models.test_quantized import ROUNDED_TOLERANCE, TOKENS, logits_of
 
 # With and without a projection of queries, rotated in pairs or in halves, with scales of latents.
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "longcat_flash", "minicpm3")
@@ -50,7 +48,7 @@ BLOCKS = "FP8 in blocks, inputs in groups"
 
 
 def keeps_latents(runner: ModelRunner) -> bool:
-    return all(rules.is_latent for rules in runner.rules.values())
+    return all(rules.is_latent for rules in runner._shapes.rules.values())
 
 
 def page_numbers(runner: ModelRunner) -> int:
@@ -63,7 +61,7 @@ def test_every_family_keeps_its_logits_in_the_latents_memory(family: str) -> Non
     runner = paged_runner(plain)
     assert keeps_latents(runner)
     config = plain.config
-    num_layers = len(runner.rules)
+    num_layers = len(runner._shapes.rules)
     # The latent and the rotated part; and keys and values of all heads.
     assert page_numbers(runner) == num_layers * (config.kv_lora_rank + config.qk_rope_head_dim)
     expanded = paged_runner(plain, EXPANDED)
@@ -119,11 +117,6 @@ def test_segments_of_many_tokens_expand_latents_to_the_same_logits(
 
 def test_expanding_pays_for_chunks_of_a_few_hundred_tokens_of_deepseek_v3() -> None:
     expansion = Expansion(512, 64, 128, 128, 2)
-    # Products of a head: of a query and a key, and of a key, a value, a query or an output.
-    assert expansion.expanded_flops(1, 1) == 2 * (320 + 512 * 256)
-    assert expansion.absorbed_flops(1, 1) == 2 * (1088 + 512 * 256)
-    assert expansion.absorbed_flops(1000, 4000) == 2 * (1088 * 1000 * 3500.5 + 1000 * 512 * 256)
-    assert expansion.expanded_flops(1000, 4000) == 2 * (320 * 1000 * 3500.5 + 4000 * 512 * 256)
     fewest = [next(n for n in range(1, keys + 1) if expansion.pays(n, keys)) for keys in (400, 2000, 100_000)]
     assert fewest == [399, 374, 371]
     assert not any(expansion.pays(number, number) for number in range(1, 399))
@@ -174,7 +167,7 @@ def test_layers_that_expand_in_their_forward_keep_keys_and_values(monkeypatch: p
     monkeypatch.setattr(latent, "EXPAND", "no_such_method")
     plain = tiny_model("youtu")
     runner = paged_runner(plain)
-    assert not any(rules.is_latent for rules in runner.rules.values())
+    assert not any(rules.is_latent for rules in runner._shapes.rules.values())
     check_rows(plain, runner)
 
 
@@ -237,22 +230,6 @@ def test_quantised_projections_from_latents_become_plain_ones(tmp_path: Path) ->
     with torch.inference_mode():
         expected = logits_of_expanded(model)
     assert relative_difference(logits_of(model, TOKENS), expected) < ROUNDED_TOLERANCE
-
-
-@pytest.mark.ranks
-def test_two_ranks_of_deepseek_v3_in_blocks_of_float8(tmp_path: Path) -> None:
-    """Experts with a shared one, and projections to latents, which stay whole."""
-    config = DeepseekV3Config(
-        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, moe_intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
-        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=32,
-        kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=16, v_head_dim=16, max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    DeepseekV3ForCausalLM(config).float().save_pretrained(tmp_path / "v3")
-    write(tmp_path / "v3", *LAYOUTS["FP8 in blocks (fp8)"])
-    run_ranks("tests.models.quantized_parity", 2, str(tmp_path / "differences.json"), str(tmp_path / "v3"))
-    assert json.loads((tmp_path / "differences.json").read_text())[0] < ROUNDED_TOLERANCE
 
 
 def logits_of_expanded(model: PreTrainedModel) -> Tensor:

@@ -57,6 +57,14 @@ def opened(model: Path, adapter: Path, **changes: Any) -> Checkpoint:
     return replace(checkpoint, adapter=open_adapter("--target_adapter", str(adapter), checkpoint))
 
 
+def refused(model: Path, adapter: Path, *words: str) -> None:
+    """Opening them is refused with these words, and those of the option."""
+    with pytest.raises(UserError) as raised:
+        opened(model, adapter)
+    for word in (f"--target_adapter {adapter}", *words):
+        assert word in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_merged_model_is_peft_s(tmp_path: Path, name: str) -> None:
     family, options = ADAPTERS[name]
@@ -128,10 +136,7 @@ def test_what_cannot_be_merged_is_refused_by_name(tmp_path: Path, case: str) -> 
     _, model, adapter = saved(tmp_path, "llama", target_modules=["q_proj"])
     config = json.loads((adapter / ADAPTER_CONFIG_NAME).read_text())
     (adapter / ADAPTER_CONFIG_NAME).write_text(json.dumps(config | changes))
-    with pytest.raises(UserError) as raised:
-        opened(model, adapter)
-    for word in (f"--target_adapter {adapter}", *words):
-        assert word in str(raised.value)
+    refused(model, adapter, *words)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -142,9 +147,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     }
     for name, words in (("wider", "of shape [4, 64]"), ("other names", "nothing in GPTNeoXForCausalLM")):
         others[name].save_pretrained(tmp_path / name)
-        with pytest.raises(UserError) as raised:
-            opened(tmp_path / name, adapter)
-        assert words in str(raised.value) and "another model" in str(raised.value)
+        refused(tmp_path / name, adapter, words, "another model")
 
 
 def test_missing_files_and_shared_or_quantised_weights_are_refused(tmp_path: Path) -> None:
@@ -171,9 +174,7 @@ def test_an_adapter_file_without_plain_numbers_is_refused(tmp_path: Path) -> Non
         ({}, "holds no tensors: save the adapter again"),
     ):
         save_file(changed, adapter / WEIGHTS_NAME)
-        with pytest.raises(UserError) as raised:
-            opened(model, adapter)
-        assert f"--target_adapter {adapter}" in str(raised.value) and words in str(raised.value)
+        refused(model, adapter, words)
 
 
 def test_an_adapter_of_a_resized_vocabulary_is_refused_by_its_reason(tmp_path: Path) -> None:
@@ -184,10 +185,8 @@ def test_an_adapter_of_a_resized_vocabulary_is_refused_by_its_reason(tmp_path: P
     adapter = write_adapter(
         resized, tmp_path / "resized", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
     )
-    with pytest.raises(UserError) as raised:
-        opened(model, adapter)
-    for words in (
+    refused(
+        model, adapter,
         f"trained with a vocabulary of {VOCAB_SIZE + 3} tokens", f"--target {model} has {VOCAB_SIZE}",
         f"resize_token_embeddings({VOCAB_SIZE + 3})", "adapter's tokenizer",
-    ):  # fmt: skip
-        assert words in str(raised.value)
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """The flat forward over the paged cache against one plain transformers forward per row."""
 
+import copy
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from transformers import LlamaForCausalLM
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
-from tests.models.chunks import check_rows, give_pages
+from tests.models.chunks import MIXED, GrowingRows, check_rows, give_pages
 from tests.models.families import CUT, FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
 
-SHARDED = ("llama", "qwen3", "gemma2", "gpt_neox", "phi", "granite_swa", "youtu", *CUT)
+SHARDED = ("llama", "qwen3", "gemma2", "gpt_neox", "phi", "granite_swa", "youtu", "qwen3_5_text", *CUT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -25,6 +26,24 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     plain = tiny_model(family)
     # Compiled passes: test_compiled.py.
     check_rows(plain, paged_runner(plain, Acceleration()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_scores_beyond_half_precision(dtype: torch.dtype) -> None:
+    """GPT-Neo does not scale its scores; transformers keeps them in float32, where float16 would overflow."""
+    plain = tiny_model("gpt_neo", initializer_range=0.05)
+    with torch.no_grad():
+        for block in plain.transformer.h:
+            # All scores alike, so that rounding decides nothing: infinities would leave no number.
+            block.ln_1.weight.zero_()
+            block.ln_1.bias[0] = 1
+            for projection in (block.attn.attention.q_proj, block.attn.attention.k_proj):
+                projection.weight[:, 0] = torch.finfo(torch.float16).max ** 0.5
+    half = copy.deepcopy(plain).to(dtype)
+    for found, wanted in GrowingRows(half, MIXED, page_size=4).run(paged_runner(half)):
+        assert bool(wanted.isfinite().all())
+        # Eight bits of mantissa through three layers; the logits are of order 1.
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.05)
 
 
 class WithoutIndex(LlamaForCausalLM):

@@ -1,4 +1,4 @@
-"""Models sharded over two ranks against whole ones in bfloat16, beyond two thousand positions."""
+"""The loading check on models that two ranks share, also in half precision and far into a text."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.models.families import tiny_model
+from tests.models.test_loading_check import saved
 from tests.ranks import run_ranks
-
-# Two layers, so that the rounding of one shows in the other.
-LONG = {"max_position_embeddings": 4096, "num_hidden_layers": 2}
-# The family that most run, and one of each kind of cut (soft caps, joined projections with biases, norms over
-# all heads, latents), with windows in which a wrong frequency shows, and attention that is not flat.
-FAMILIES = {
-    "gemma2": {"sliding_window": 1536, "attn_logit_softcapping": 50.0},
-    "gpt_neox": {"num_attention_heads": 2, "initializer_range": 0.35},
-    "llama": {},
-    "olmo2": {},
-    "youtu": {},
-}
 
 
 @pytest.mark.ranks
-def test_sharded_models_agree_up_to_rounding_but_not_with_the_old_fault_planted(tmp_path: Path) -> None:
-    """Rotary frequencies in half precision, which float32 and short texts hid, are found."""
-    for family, overrides in FAMILIES.items():
-        model = tiny_model(family, **LONG, **overrides)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("bias"):  # they start at zero, where a wrong cut shows nothing
-                    parameter.normal_(std=0.2)
-                if name.endswith("q_norm.weight"):  # which makes attention flat, whatever the positions
-                    parameter.fill_(4)
-        model.save_pretrained(tmp_path / family)
-    run_ranks("tests.models.precision_parity", 2, *(str(tmp_path / family) for family in FAMILIES))
+def test_planted_faults_of_slices_are_found(tmp_path: Path) -> None:
+    """Each of them went unnoticed: the run ended with 0, and its manifest said that it was exact. One family
+    of each kind of cut is within the check's tolerance in bfloat16, and not with frequencies in it."""
+    sound = saved(tmp_path / "sound", initializer_range=0.05)
+    fp8 = saved(tmp_path / "fp8", initializer_range=0.05)
+    tensors = load_file(fp8 / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = tensors[name].shape
+        blocks = tensors[name].reshape(rows // 16, 16, columns // 16, 16)
+        scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+        tensors[name] = (blocks / scales).reshape(rows, columns).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales[:, 0, :, 0].clone()
+    save_file(tensors, fp8 / "model.safetensors", metadata={"format": "pt"})
+    config = (fp8 / "config.json").read_text().rstrip().removesuffix("}")
+    declared = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}'
+    (fp8 / "config.json").write_text(f"{config}, {declared}}}")
+    others = [str(saved(tmp_path / family, family)) for family in ("gemma2", "gpt_neox", "olmo2", "youtu")]
+    run_ranks("tests.models.planted_loading", 2, str(sound), str(fp8), *others)

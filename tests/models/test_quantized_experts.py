@@ -102,21 +102,28 @@ def write(folder: Path, tensors: Tensors, declared: dict[str, object] | None) ->
         (folder / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_experts_stored_one_by_one_are_the_numbers_that_are_meant(tmp_path: Path, name: str) -> None:
-    store, declared = FORMATS[name]
-    build("qwen3_moe").save_pretrained(tmp_path / "plain")
-    build("qwen3_moe").save_pretrained(tmp_path / "quantised")
-    plain = load_file(tmp_path / "plain/model.safetensors")
-    stored: Tensors = {}
+def stored_pair(
+    folder: Path, store: Callable[[Tensor], tuple[Tensors, Tensor]], is_stored: Callable[[str], bool]
+) -> Tensors:
+    """Two folders: ``plain`` has what is meant by the tensors of ``quantised``, which are returned and not
+    written there."""
+    for name in ("plain", "quantised"):
+        build("qwen3_moe").save_pretrained(folder / name)
+    plain, stored = load_file(folder / "plain/model.safetensors"), Tensors()
     for each, weight in plain.items():
-        if is_expert(each):
+        if is_stored(each):
             parts, plain[each] = store(weight)
             stored |= {each.replace("weight", part): tensor for part, tensor in parts.items()}
         else:
             stored[each] = weight
-    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
-    write(tmp_path / "quantised", stored, declared)
+    save_file(plain, folder / "plain/model.safetensors", metadata={"format": "pt"})
+    return stored
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_stored_one_by_one_are_the_numbers_that_are_meant(tmp_path: Path, name: str) -> None:
+    store, declared = FORMATS[name]
+    write(tmp_path / "quantised", stored_pair(tmp_path, store, is_expert), declared)
     check_alike(tmp_path / "plain", tmp_path / "quantised")
 
 
@@ -224,16 +231,8 @@ def modelopt(weight: Tensor) -> tuple[Tensors, Tensor]:
 @pytest.mark.parametrize("is_beside", [False, True])
 def test_modelopts_nvfp4_is_read_in_experts_and_in_layers(tmp_path: Path, is_beside: bool) -> None:
     """As config.json declares it, or a file beside it; excluded layers are plain."""
-    for name in ("plain", "quantised"):
-        build("qwen3_moe").save_pretrained(tmp_path / name)
-    plain, stored = load_file(tmp_path / "plain/model.safetensors"), Tensors()
-    for each, weight in plain.items():
-        if is_expert(each) or each.endswith(("q_proj.weight", "o_proj.weight")):
-            parts, plain[each] = modelopt(weight)
-            stored |= {each.replace("weight", part): tensor for part, tensor in parts.items()}
-        else:
-            stored[each] = weight
-    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
+    projections = ("q_proj.weight", "o_proj.weight")
+    stored = stored_pair(tmp_path, modelopt, lambda name: is_expert(name) or name.endswith(projections))
     excluded = {"exclude_modules": ["lm_head", "model.layers.*.mlp.gate", "*.k_proj", "*.v_proj"]}
     if is_beside:
         write(tmp_path / "quantised", stored, None)

@@ -154,10 +154,7 @@ def test_sizes_are_rounded_up_to_buckets() -> None:
     # A prompt chunk beside decoding: few of its logits are wanted.
     assert bucket_of([6] * 32 + [800], 3000, 193) == Bucket(1024, 65, 256, 224)
     assert bucket_of([MAX_TOKENS], 300, 0) == Bucket(MAX_TOKENS, 2, 256, 1)
-
-
-def test_long_batches_are_left_to_ragged_passes() -> None:
-    assert bucket_of([MAX_TOKENS, 1], 300, 1) is None
+    assert bucket_of([MAX_TOKENS, 1], 300, 1) is None, "left to ragged passes"
 
 
 def test_padding_is_at_most_a_fourth_of_a_pass() -> None:

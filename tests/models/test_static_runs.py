@@ -22,6 +22,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
+from tests.engine.test_rope_borders import ROPE
 from tests.installed import needs
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.recurrent.twins import use_twins
@@ -40,10 +41,7 @@ PAGE_SIZE, NUM_PAGES = 4, 6
 # second one's pages end with its only step: its table goes on with zeros, where the first sequence lies.
 NUM_CACHED, NUM_LACKING, NUM_STEPS = np.array([5, 6, 9]), np.array([1, 2, 1]), np.array([4, 1, 3])
 NUM_OWN_PAGES = (3, 2, 4)
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8,
-    "long_factor": [1.0, 1.5, 2, 3, 4, 6, 8, 10], "original_max_position_embeddings": 8, "factor": 8.0,
-}  # fmt: skip
+LONGROPE = ROPE | {"original_max_position_embeddings": 8}
 
 
 def draws(rule: str) -> DraftDraws:
@@ -59,7 +57,7 @@ def runner_of(model: torch.nn.Module, acceleration: Acceleration, tokens: np.nda
     slots, places = np.repeat(np.arange(3), NUM_OWN_PAGES), arange_segments(np.array(NUM_OWN_PAGES))
     runner.update_pages(PageUpdates(slots, places, np.arange(len(slots))))
     # Of the last sequence all tokens are beyond the border of a rope that has one.
-    runner.update_pages(PageUpdates.of_rope_lengths(np.arange(3), np.array([6, 8, 10])))
+    runner.update_pages(PageUpdates(np.arange(3), -1 - np.array([6, 8, 10]), np.zeros(3, int)))
     runner.forward(_batch(tokens, np.zeros(3, int), NUM_CACHED), [])
     assert (runner.runs is not None) == acceleration.is_static
     return runner

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.recurrent.cuts import NORM, PlannedCut
+from specdist.models.recurrent.cuts import PlannedCut
 from specdist.models.sharding.tp_layers import own_ranges, place_cut_layers
 from specdist.models.sharding.tp_plan import check_heads, largest_size, planned_cuts
 from specdist.utils.errors import UserError
@@ -19,15 +19,6 @@ def styles(family: str, layer: str) -> dict[str, PlannedCut]:
     with torch.device("meta"):
         cuts = planned_cuts(build(family))
     return {name.removeprefix(layer): cut for name, cut in cuts.items() if name.startswith(layer)}
-
-
-def test_parts_of_joined_projections_are_cut_by_themselves() -> None:
-    assert styles("phi3", "model.layers.1.") == {
-        "self_attn.qkv_proj": PlannedCut("packed_colwise", (128, 32, 32), True, 2),
-        "self_attn.o_proj": PlannedCut("rowwise", is_of_heads=True),
-        "mlp.gate_up_proj": PlannedCut("packed_colwise", (160, 160)),
-        "mlp.down_proj": PlannedCut("rowwise"),
-    }
 
 
 def test_values_of_another_width_than_keys_have_as_many_heads() -> None:
@@ -71,14 +62,6 @@ def test_attention_of_any_name_is_cut_between_heads() -> None:
         assert found and found == {name: "att" in name for name in found}, family
 
 
-def test_only_norms_over_all_heads_are_cut() -> None:
-    norms = ("self_attn.q_norm", "self_attn.k_norm")
-    found = styles("olmo2", "model.layers.1.")
-    assert [found[name].style for name in norms] == [NORM, NORM]
-    found = styles("qwen3", "model.layers.1.")
-    assert [found[name].style for name in norms] == ["replicated_with_grad_allreduce"] * 2
-
-
 def test_what_a_plan_leaves_out_is_cut_before_the_output_projection() -> None:
     found = styles("glm4_moe_lite", "model.layers.1.")
     assert found["mlp.shared_experts.down_proj"].style == "rowwise"
@@ -106,13 +89,6 @@ def test_ranks_share_key_value_heads_that_are_fewer(num_ranks: int, keys: list[t
         )
     with pytest.raises(ValueError, match="3 ranks do not divide"):
         own_ranges(cut, 128, 0, 3)
-
-
-def test_a_mixture_keeps_transformers_styles_of_its_experts() -> None:
-    found = styles("mixtral", "model.layers.0.")
-    assert found["mlp.experts"] == PlannedCut("moe_tp_experts")
-    assert found["mlp.experts.gate_up_proj"] == PlannedCut("packed_colwise")
-    assert "mlp.gate" not in found
 
 
 def test_what_cannot_be_cut_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

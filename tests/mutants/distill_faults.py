@@ -53,5 +53,5 @@ DISTILL_FAULTS = (
     Mutant("eagle-draft-that-the-run-does-not-use-is-trained", "_open_start",
         "if found.drafter is not None:",
         "if not found.option:",
-        (f"{JOB}::test_an_eagle_draft_is_not_trained",)),
+        (f"{JOB}::test_what_the_run_does_not_have_is_told",)),
 )  # fmt: skip

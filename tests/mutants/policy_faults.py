@@ -16,13 +16,13 @@ GOODPUT = "tests/policies/test_goodput_learning.py"
 
 POLICY_FAULTS = (
     # Heads and lossy runs.
-    Mutant("lossy-run-trusts-last-token-of-block-too", "NewBlocks.of",
-        "num_trusted_R=np.maximum(num_R - 1, 0)",
-        "num_trusted_R=np.maximum(num_R, 0)",
+    Mutant("lossy-run-trusts-last-token-of-block-too", "_verify_blocks",
+        "num_R.repeat(num_R) - 1",
+        "num_R.repeat(num_R)",
         (SPRINTER,)),
     Mutant("every-run-trusts-draft", "NewBlocks.of",
-        "np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64)",
-        "np.maximum(num_R - 1, 0)",
+        "trusts_draft=trusts_draft,",
+        "trusts_draft=True,",
         (SYNCHRONOUS,)),
     Mutant("policy-told-heads-estimate-of-another-row", "DraftLoop._ask",
         "features = dataclasses.replace(features, estimates=columns_CDA[-1])",

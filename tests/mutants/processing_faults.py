@@ -53,7 +53,7 @@ PROCESSING_FAULTS = (
         "raw_MV, num_top = self.logits_NV[places_M],",
         "raw_MV, num_top = self.scores_NV[places_M],",
         (RANDOM_RUNS,)),
-    Mutant("log-probabilities-of-next-token-at-another-position", "Verifier.note_next_tokens",
+    Mutant("log-probabilities-of-next-token-at-another-position", "LogprobBook.note_next_tokens",
         "[len(sequence.token_ids) for sequence, _ in drawn]",
         "[len(sequence.token_ids) - 1 for sequence, _ in drawn]",
         (RANDOM_RUNS,)),

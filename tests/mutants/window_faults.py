@@ -51,7 +51,7 @@ WINDOW_FAULTS = (
         "layer.group = 0",
         ("tests/models/test_windowed_pages.py::test_compiled_layers_read_their_own_pages",)),
     Mutant("draft-gets-the-target-s-windowed-pages", "Scheduler.updates_of_draft",
-        "if not (self._pages.has_windowed or self._pages.has_states):",
+        "if self._pages.windowed is None and self._pages.states is None:",
         "if True:",
         (WINDOWED,)),
     Mutant("collecting-from-a-cache-that-gives-back", "_collect",

@@ -8,6 +8,7 @@ import numpy as np
 
 from specdist.policies import DraftFeatures, DraftSequences, Goodput, RoundContext
 from specdist.policies.costs import CostModel, Curve
+from tests.policies.rows import sequences
 
 CAP = 6
 
@@ -26,25 +27,16 @@ def question(
     num_drafted: int,
     features: DraftFeatures | None = None,
     *,
-    is_asynchronous: bool = False,
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
-    most_tokens: int | None = None,
+    **of_round: Any,
 ) -> DraftSequences:
-    draft_slots_R = np.arange(num_rows)
-    return DraftSequences(
-        slots_R=draft_slots_R,
-        draft_slots_R=draft_slots_R,
-        histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
-        num_drafted=num_drafted,
-        features=None if features is None else DraftFeatures(*features.stacked[:, None]),
-        reach_R=np.ones(num_rows),
-        round=RoundContext(
-            num_rows=num_rows,
-            num_pass_tokens=num_rows + num_prompt_tokens,
-            is_asynchronous=is_asynchronous,
-            most_tokens=most_tokens,
-        ),
+    return sequences(
+        np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
+        num_drafted,
+        None if features is None else DraftFeatures(*features.stacked[:, None]),
+        num_pass_tokens=num_rows + num_prompt_tokens,
+        **of_round,
     )
 
 

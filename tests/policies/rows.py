@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,23 @@ def after(policy: LengthPolicy, histories_RH: np.ndarray, *blocks: Sequence[tupl
     return histories_RH
 
 
+def sequences(
+    histories_RH: np.ndarray, num_drafted: int, features: DraftFeatures | None = None, **of_round: Any
+) -> DraftSequences:
+    """Rows that all take part, in a round of their own."""
+    num_rows = len(histories_RH)
+    usual = {"num_rows": num_rows, "num_pass_tokens": num_rows, "is_asynchronous": False}
+    return DraftSequences(
+        slots_R=np.arange(num_rows),
+        draft_slots_R=np.arange(num_rows),
+        histories_RH=histories_RH,
+        num_drafted=num_drafted,
+        features=features,
+        reach_R=np.ones(num_rows),
+        round=RoundContext(**usual | of_round),
+    )
+
+
 def asked(
     policy: LengthPolicy,
     histories_RH: np.ndarray,
@@ -45,15 +64,11 @@ def asked(
     nothing = np.full(num_rows, np.nan)
     given = [nothing if x is None else np.array(x) for x in (entropies, chances, top_chances)]
     features = DraftFeatures(*np.array(given)[:, None], None if estimates is None else np.array([estimates]))
-    rows = DraftSequences(
-        slots_R=np.arange(num_rows),
+    is_told = num_drafted and (policy.uses_features or estimates is not None)
+    rows = replace(
+        sequences(histories_RH, num_drafted, features if is_told else None),
         draft_slots_R=np.arange(num_rows) if chains is None else np.array(chains),
-        histories_RH=histories_RH,
-        num_drafted=num_drafted,
-        features=features if num_drafted and (policy.uses_features or estimates is not None) else None,
         earlier_estimates_DR=None if earlier is None else np.array([earlier]),
-        reach_R=np.ones(num_rows),
-        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_asynchronous=False),
     )
     return (policy.wants(rows) > num_drafted).tolist()
 

@@ -38,8 +38,3 @@ def test_one_pass_costs_what_it_costs_among_others(context: ContextCosts) -> Non
 def test_costs_survive_the_manifest() -> None:
     costs = CostModel(CURVE, Curve([1], [2]))
     assert CostModel.from_json(json.loads(json.dumps(costs.to_json()))) == costs
-
-
-def test_a_sum_of_curves_keeps_the_sizes_of_the_first() -> None:
-    found = Curve([1, 4, 8], [10, 20, 40]).plus(Curve([2, 6], [1, 5]))
-    assert (list(found.sizes), list(found.ns)) == ([1, 4, 8], [11, 23, 45])

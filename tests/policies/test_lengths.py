@@ -1,6 +1,5 @@
 """Policies that choose the length of a block by the acceptance of the row's previous ones."""
 
-import numpy as np
 import pytest
 
 from specdist.policies import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
@@ -82,12 +81,3 @@ def test_gammatune_plus_also_stops_at_an_unlikely_top_token() -> None:
     rows = after(policy, rows[:2], [(1, 1), (1, 0)])
     assert rows[:, 0].tolist() == [3.0, 1.5]
     assert [length(policy, rows, row) for row in range(2)] == [3, 2]
-
-
-def test_histories_are_not_changed_in_place() -> None:
-    """The draft keeps them; a policy answers with new ones."""
-    for policy in (HfHeuristic(num_draft_tokens=5, max_draft_tokens=8), gammatune()):
-        rows = begun(policy, 2)
-        before = rows.copy()
-        after(policy, rows, [(5, 5), (5, 1)])
-        assert np.array_equal(rows, before)

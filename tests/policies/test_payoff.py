@@ -201,16 +201,6 @@ def test_branches_that_catch_little_are_given_up() -> None:
     assert 0 == choose(found, 4).num_branches < before
 
 
-def test_prompts_beside_the_rows_make_candidates_dear() -> None:
-    """The pass of a chunk of a prompt is long anyway, and bound by arithmetic."""
-    found = taught(chooser(branch_counts=(0,)), 0.5)
-    alone, (_, ahead) = rate(found, 16, ALONE), best_ahead(found, 16)
-    for _ in range(200):
-        found.observe_pass(500, 50)
-    later, (_, later_ahead) = rate(found, 16, ALONE), best_ahead(found, 16)
-    assert later < alone and later_ahead / later < ahead / alone
-
-
 def test_prompts_take_what_they_take_beside_the_candidates() -> None:
     """48 tokens of a prompt beside 16 sequences still fit into the time of a pass; beside 16 with three
     candidates each they are bound by arithmetic."""

@@ -13,7 +13,7 @@ from tests.random_runs.checking import check
 from tests.random_runs.running import run
 from tests.random_runs.trial import attempt
 
-SEED, NUM_CASES, NUM_OF_RANKS = 11, 100, 20
+SEED, NUM_CASES, NUM_OF_RANKS = 11, 64, 14
 
 
 def check_campaign(names: list[str]) -> Campaign:

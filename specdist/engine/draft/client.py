@@ -31,9 +31,13 @@ from specdist.engine.times.reports import AheadReport, RoleTimes
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.sampling.distributions import NOT_FINITE, sample_next_tokens, without_rejected
+from specdist.sampling.distributions import NOT_FINITE, Dense, sample_next_tokens
 from specdist.sampling.random import RandomKeys
+from specdist.sampling.uploads import upload
 from specdist.utils.garbage import frozen_garbage
+
+# The placeholder of a rejected candidate's id: none was rejected, and the token is drawn from P.
+NONE_REJECTED = -1
 
 
 class Channel(Protocol):
@@ -115,19 +119,10 @@ class Draft:
         """The request, and what the draft was not told of before; now it is."""
         if not (self._updates or self._missed):
             return request
-        updates, missed = [*self._updates, request.page_updates], self._missed or [NO_TOKENS]
+        page_updates = PageUpdates.joined([*self._updates, request.page_updates])
+        missed = FlatBatch.joined(self._missed) if self._missed else NO_TOKENS
         self._updates, self._missed = [], []
-        return dataclasses.replace(
-            request,
-            page_updates=PageUpdates(
-                *(np.concatenate([getattr(update, name) for update in updates])
-                  for name in ("slots", "indices", "pages"))
-            ),
-            missed=FlatBatch(
-                *(np.concatenate([getattr(tokens, name) for tokens in missed])
-                  for name in ("token_ids_T", "slots_T", "positions_T"))
-            ),
-        )  # fmt: skip
+        return dataclasses.replace(request, page_updates=page_updates, missed=missed)
 
 
 def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = None) -> np.ndarray:
@@ -143,14 +138,17 @@ def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = N
         target_W = request.next_distributions_W
         assert target_W is not None
         sequences = [request.sequences[index] for index in drawn]
-        keys_W = RandomKeys(
-            np.array([sequence.stream_key for sequence in sequences], np.int64),
-            np.array([len(sequence.token_ids) for sequence in sequences], np.int64),
-            np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
-        )
-        if rejected_ids_R is not None:
-            target_W = without_rejected(target_W, rejected_ids_R[drawn])
-        next_token_ids_R[drawn] = sample_next_tokens(target_W, keys_W).cpu().numpy()
+        numbers = [(each.stream_key, len(each.token_ids), each.counters.num_misses) for each in sequences]
+        keys_3W = np.array(numbers, np.int64).T.copy()
+        sampled_W = sample_next_tokens(target_W, RandomKeys(*keys_3W))
+        if rejected_ids_R is not None and (rejected_ids_R[drawn] != NONE_REJECTED).any():
+            # Q has all mass on the candidate.
+            rows = np.flatnonzero(rejected_ids_R[drawn] != NONE_REJECTED)
+            rows_M, ids_M = upload(target_W.device, rows, rejected_ids_R[drawn][rows])
+            target_M = target_W.select(rows_M)
+            draft_MV = torch.zeros_like(target_M.probabilities_NV).scatter_(1, ids_M[:, None], 1.0)
+            sampled_W[rows_M] = sample_next_tokens(target_M, RandomKeys(*keys_3W[:, rows]), Dense(draft_MV))
+        next_token_ids_R[drawn] = sampled_W.cpu().numpy()
     return next_token_ids_R
 
 

@@ -29,19 +29,18 @@ from specdist.engine.draft.steps.draft_state import NO_POSITION, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.draft.steps.policy_state import Feedback, PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
-from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
+from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.sampling.distributions import Dense, SamplingSettings, sample_next_tokens
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
-
-# With prefixes that other sequences share, a draft with recurrent layers has more to run than the target.
-MAX_CONTEXT_TOKENS = 2**14
 
 
 class DraftWorker:
@@ -55,31 +54,30 @@ class DraftWorker:
         settings: SamplingSettings,
         vocab_size: int,
         stop_token_ids: Collection[int],
-        num_slots: int,
-        max_seq_len: int,
-        max_context_tokens: int = MAX_CONTEXT_TOKENS,
-        max_ahead_tokens: int = 0,
-        ahead: RoundShape = ALONE,
-        chooser: RoundChooser | None = None,
-        is_traced: bool = False,
-        clock: Timeline | None = None,
-        masker: TokenMasker | None = None,
-        lazy_pages: tuple[int, int] | None = None,
+        scheduling: SchedulerSettings,
+        ahead: RoundShape,
+        chooser: RoundChooser | None,
+        is_traced: bool,
+        clock: Timeline | None,
+        masker: TokenMasker | None,
+        lazy_pages: tuple[int, int] | None,
     ) -> None:
         """The runner must have been allocated with slots for branches, if there are any.
 
-        ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
+        ``scheduling``: the limits of the batch, which hold for a pass over contexts, too.
         ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
         all time outside this model's work is idle. ``masker``: the draft's own, where tokens may be masked.
         ``lazy_pages``: number and size of the target's pages, if prompts are to be run only when something is
         drafted after them.
         """
         self._runner, self.device, self._is_traced = runner, runner.device, is_traced
-        self._max_context_tokens = max_context_tokens
+        # With prefixes that other sequences share, a draft with recurrent layers has more to run than the
+        # target.
+        self._max_context_tokens, num_slots = scheduling.max_num_batched_tokens, scheduling.num_slots
         self._draft_state = DraftState(
             num_slots=num_slots,
             num_branches=ahead.num_branches,
-            max_length=max_seq_len + policy.max_draft_tokens + ahead.num_ahead + 1,
+            max_length=scheduling.max_seq_len + policy.max_draft_tokens + ahead.num_ahead + 1,
             vocab_size=vocab_size,
             device=runner.device,
         )
@@ -105,19 +103,19 @@ class DraftWorker:
         )
         self._ahead = AheadDrafter(
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop,
-            settings=settings, max_tokens=max(ahead.num_ahead, max_ahead_tokens),
+            settings=settings, max_tokens=max(ahead.num_ahead, scheduling.num_ahead_tokens),
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
-        self._drafter = runner.receiver
+        self._drafter = runner if isinstance(runner, DrafterRunner) else None
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
             assert policy.is_for_batch and not self._ahead.is_on
             num_pages, page_size = lazy_pages
             self._lazy = LazyPrefill(
                 runner, self._draft_state, policy,
-                num_pages=num_pages, page_size=page_size, max_tokens=max_context_tokens,
+                num_pages=num_pages, page_size=page_size, max_tokens=self._max_context_tokens,
             )  # fmt: skip
             self._draft_state.prefill_lazily = self._lazy.run
 
@@ -156,7 +154,7 @@ class DraftWorker:
             self._draft_state.forget_verified(request.slots_R)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
-        for num_wanted_R, uses_policy in wanted_now:
+        for num_wanted_R, round in wanted_now:
             self._ahead.branches.finish()
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
@@ -165,8 +163,7 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
-                    round=partial(self._ahead.round_now, request),
-                    uses_policy=uses_policy,
+                    round=round,
                 )
             )
         self._ahead.hold_back(request)

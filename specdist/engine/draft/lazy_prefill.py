@@ -21,8 +21,25 @@ from specdist.engine.messages.proposals import ProposalRequest
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
-from specdist.policies.payoff import Pauses
 from specdist.utils.ranges import places_from
+
+# Rounds of a pause after a decision against drafting.
+FEWEST_PAUSED, MOST_PAUSED = 32, 256
+
+
+class Pauses:
+    """The pauses of a draft in the target's process, whose policy has been asked: rounds without it after a
+    decision against drafting, twice as many after each further one, since to decide takes time, too."""
+
+    def __init__(self) -> None:
+        self._num_rounds = FEWEST_PAUSED
+
+    def after(self, *, has_drafted: bool) -> int:
+        """Rounds in which the target goes on alone now."""
+        num_rounds, self._num_rounds = self._num_rounds, min(2 * self._num_rounds, MOST_PAUSED)
+        if has_drafted:
+            num_rounds, self._num_rounds = 0, FEWEST_PAUSED
+        return num_rounds
 
 
 class LazyPrefill:

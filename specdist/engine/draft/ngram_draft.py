@@ -20,7 +20,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from specdist.engine.draft.client import sample_alone
+from specdist.engine.draft.client import NONE_REJECTED, sample_alone
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import AheadReport, RoleTimes
@@ -28,7 +28,7 @@ from specdist.engine.times.timeline import Timeline
 from specdist.policies.costs import CostModel
 from specdist.policies.ngrams import LEAST_CHANCE, NgramLengths, PromptLookup
 from specdist.sampling.constraints.matcher import WORD_BITS, only_tokens
-from specdist.sampling.distributions import NONE_REJECTED, NOT_FINITE, SamplingSettings
+from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
 

@@ -5,7 +5,8 @@ They are kept by position. A sequence that was preempted emits the same tokens a
 Pages of the cache have no logits, so a prompt that is to be scored is run as a whole, once: until then its
 sequence shares no pages.
 
-M tokens, N positions of a pass, P tokens of prompts, L of one, K likeliest, V vocabulary.
+M tokens, N positions of a pass, R blocks, C accepted candidates of all of them, W sequences with next tokens,
+T tokens of a pass, P tokens of prompts, L of one, K likeliest, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import numpy as np
 from specdist.engine.messages.interfaces import NO_PROMPT_TOKENS, PromptTokens, ScoresTokens
 from specdist.engine.request import Completion, PromptLogprobs, Sequence, TokenLogprobs
 from specdist.engine.schedule.plan import Chunk
-from specdist.sampling.distributions import SamplingSettings
+from specdist.models.batch.flat import FlatBatch
+from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.logprobs import Logprobs
+from specdist.utils.ranges import ranges_from
 
 
 class EmittedTokens(NamedTuple):
@@ -76,22 +79,63 @@ class LogprobBook:
         self._asked: list[tuple[Sequence, _PromptScores, slice]] = []
         # Log-probabilities by the sequences' order of admission, and by position.
         self._of: dict[int, dict[int, tuple[float, float, list[int], list[float]]]] = defaultdict(dict)
-        self._due: tuple[ScoresTokens, EmittedTokens] | None = None
+        # The last pass: its accepted candidates, which are asked for with the next tokens, and the indices of
+        # these tokens' logits.
+        self._scores: ScoresTokens | None = None
+        self._accepted = NO_TOKENS
+        self._next_index: dict[int, int] = {}
 
-    def note(self, scores: ScoresTokens | None, tokens: EmittedTokens) -> None:
-        """What the last pass has emitted first; the rest follows with :meth:`note_next`."""
-        if scores is not None and self._notes_emitted and len(tokens.orders):
-            self._due = scores, tokens
+    def note(
+        self,
+        scores: ScoresTokens | None,
+        batch: FlatBatch,
+        sequences: list[Sequence],
+        starts_R: np.ndarray,
+        num_accepted_R: np.ndarray,
+        next_index_W: np.ndarray,
+    ) -> None:
+        """A pass has run, and so many candidates of each block are accepted.
 
-    def note_next(self, scores: ScoresTokens | None, tokens: EmittedTokens) -> None:
-        """The next tokens, which are of the last pass too, before the next one."""
-        due, self._due = self._due, None
-        if scores is not None and self._notes_emitted and len(tokens.orders):
-            due = scores, tokens if due is None else due[1].and_then(tokens)
-        if due is None:
+        Args:
+            sequences: those of the R blocks, which begin at ``starts_R`` among the batch's tokens, and those
+                of W - R contexts that are complete.
+            next_index_W: of each sequence, the index of the logits of its next token.
+        """
+        if scores is not None and self._notes_emitted:
+            orders = [sequence.order for sequence in sequences]
+            index_C = ranges_from(starts_R, num_accepted_R)
+            self._accepted = EmittedTokens(
+                np.repeat(orders[: len(starts_R)], num_accepted_R).tolist(),
+                batch.positions_T[index_C + 1].tolist(),
+                index_C,
+                np.asarray(batch.token_ids_T)[index_C + 1],
+            )
+            self._scores = scores
+            self._next_index = dict(zip(orders, next_index_W.tolist(), strict=True))
+        self._note_prompts(scores)
+
+    def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """What these sequences' next tokens are, before the next pass. That of a resumed sequence was noted
+        before it was preempted."""
+        pairs = zip(sequences, token_ids, strict=True)
+        drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
+        if self._scores is not None:
+            self._ask(
+                EmittedTokens(
+                    [sequence.order for sequence, _ in drawn],
+                    [len(sequence.token_ids) for sequence, _ in drawn],
+                    np.array([self._next_index[sequence.order] for sequence, _ in drawn], np.int64),
+                    np.array([token_id for _, token_id in drawn], np.int64),
+                )
+            )
+
+    def _ask(self, tokens: EmittedTokens) -> None:
+        """Ask for these tokens of the last pass, and for its accepted candidates, once."""
+        tokens, self._accepted = self._accepted.and_then(tokens), NO_TOKENS
+        if not tokens.orders:
             return
-        scores, tokens = due
-        found = scores.logprobs(tokens.index_M, tokens.token_ids_M)
+        assert self._scores is not None
+        found = self._scores.logprobs(tokens.index_M, tokens.token_ids_M)
         columns = found.raw_M, found.processed_M, found.top_ids_MK, found.top_raw_MK
         lines = zip(*(column.tolist() for column in columns), strict=True)
         for order, position, line in zip(tokens.orders, tokens.positions, lines, strict=True):
@@ -118,8 +162,7 @@ class LogprobBook:
             return NO_PROMPT_TOKENS
         return PromptTokens(np.concatenate(indices), np.array(token_ids, np.int64))
 
-    def note_prompts(self, scores: ScoresTokens | None) -> None:
-        """Once the pass has run."""
+    def _note_prompts(self, scores: ScoresTokens | None) -> None:
         found, begin = None, 0
         for sequence, prompt, places in self._asked:
             # Only now: of a pass that has failed, nothing is known.
@@ -133,7 +176,7 @@ class LogprobBook:
 
     def completed(self, sequence: Sequence) -> Completion:
         """The completion with the log-probabilities of all its tokens, unless it has an error."""
-        self.note_next(None, NO_TOKENS)
+        self._ask(NO_TOKENS)
         completion, known = sequence.completion(), self._of.pop(sequence.order, {})
         prompt = self._prompts.pop(sequence.order, None)
         if completion.error is not None:

@@ -11,37 +11,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.messages.interfaces import (
     NO_PROMPT_TOKENS,
-    ScoresTokens,
     Target,
     VerifyInput,
     VerifyOutput,
 )
 from specdist.engine.messages.opened import OpenedSequences
-from specdist.engine.messages.proposals import ProposalReply
+from specdist.engine.messages.proposals import NO_TOKENS, ProposalReply
 from specdist.engine.request import FinishReason, Sequence
-from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
+from specdist.engine.rounds.logprobs import LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import (
-    NOT_FINITE,
     Dense,
     Distributions,
     acceptance_probabilities,
     accepted,
     count_accepted,
-    known_next_tokens,
 )
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
-
-NO_TOKENS = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +100,7 @@ class Tails:
 class NewBlocks:
     """Blocks as arrays, before their next tokens are committed: all that a pass needs of them.
 
-    ``num_trusted_R``: see :class:`Block`.
+    ``trusts_draft``: all candidates of a block but the last are kept whatever the target says.
     """
 
     sequences: list[Sequence]
@@ -115,7 +109,7 @@ class NewBlocks:
     candidate_ids_C: np.ndarray
     draft_probabilities_C: np.ndarray
     num_candidates_R: np.ndarray
-    num_trusted_R: np.ndarray
+    trusts_draft: bool
     is_traced: bool
 
     @staticmethod
@@ -143,7 +137,7 @@ class NewBlocks:
             candidate_ids_C=ids_C,
             draft_probabilities_C=draft_C,
             num_candidates_R=num_R,
-            num_trusted_R=np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64),
+            trusts_draft=trusts_draft,
             is_traced=reply.features_3C is not None,
         )
 
@@ -172,7 +166,9 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     token_ids_T[begins_R], token_ids_T[is_candidate_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
     places = places_from(blocks.tails.slots_R, blocks.tails.positions_R, lengths_R)
     batch = FlatBatch(token_ids_T, *places)
-    return _joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)]) if chunks else batch
+    if not chunks:
+        return batch
+    return FlatBatch.joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)])
 
 
 def flat_context(chunks: list[Chunk], *, keeps_states: bool = False) -> FlatBatch:
@@ -182,20 +178,12 @@ def flat_context(chunks: list[Chunk], *, keeps_states: bool = False) -> FlatBatc
     for chunk in chunks:
         is_whole = keeps_states and chunk.begin == chunk.sequence.num_shared
         found.append(_flat_chunk(chunk, 0 if is_whole else chunk.begin))
-    return _joined(found) if chunks else NO_TOKENS
+    return FlatBatch.joined(found) if chunks else NO_TOKENS
 
 
 def _flat_chunk(chunk: Chunk, begin: int) -> FlatBatch:
     token_ids = np.array(chunk.sequence.token_ids[begin : chunk.end], np.int64)
     return FlatBatch(token_ids, np.full(len(token_ids), chunk.sequence.slot), np.arange(begin, chunk.end))
-
-
-def _joined(batches: list[FlatBatch]) -> FlatBatch:
-    return FlatBatch(
-        np.concatenate([np.asarray(batch.token_ids_T) for batch in batches]),
-        np.concatenate([batch.slots_T for batch in batches]),
-        np.concatenate([batch.positions_T for batch in batches]),
-    )
 
 
 class Verifier:
@@ -205,8 +193,6 @@ class Verifier:
         """``book``: notes the log-probabilities of emitted tokens."""
         self._target = target
         self._book = book
-        self._scores: ScoresTokens | None = None
-        self._next_index_W = np.zeros(0, np.int64)
         self._next_distributions: Distributions | None = None
         # Whose next tokens these are.
         self._next_sequences: list[Sequence] = []
@@ -220,36 +206,14 @@ class Verifier:
         found = self._next_distributions
         assert found is not None
         if drawn != self._next_sequences:
-            index_of = self._next_index_of
+            index_of = {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
             index_W = np.array([index_of[sequence.order] for sequence in drawn], np.int64)
             found = found.select(*upload(found.device, index_W))
-        known_ids = known_next_tokens(found)
-        if known_ids is None:
-            assert isinstance(found, Dense)
+        if isinstance(found, Dense):
             return found
         is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
-        next_token_ids_R[is_drawn_R] = known_ids.cpu().numpy()
+        next_token_ids_R[is_drawn_R] = found.token_ids_N.cpu().numpy()
         return None
-
-    @property
-    def _next_index_of(self) -> dict[int, int]:
-        """Each sequence's index, by the order of admission."""
-        return {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
-
-    def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
-        """What these sequences' next tokens are, before the next pass. That of a resumed sequence was noted
-        before it was preempted."""
-        if self._book is not None:
-            pairs, index_of = zip(sequences, token_ids, strict=True), self._next_index_of
-            drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
-            index = [index_of[sequence.order] for sequence, _ in drawn]
-            tokens = EmittedTokens(
-                [sequence.order for sequence, _ in drawn],
-                [len(sequence.token_ids) for sequence, _ in drawn],
-                self._next_index_W[index],
-                np.array([token_id for _, token_id in drawn], np.int64),
-            )
-            self._book.note_next(self._scores, tokens)
 
     def verify(
         self, page_updates: PageUpdates, blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
@@ -288,9 +252,8 @@ class Verifier:
                 index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
-                self._scores, self._next_index_W = verify_output.scores, index_W
-                self._book.note(self._scores, _accepted_tokens(blocks, num_accepted_R, starts_R))
-                self._book.note_prompts(self._scores)
+                scores, batch, sequences = verify_output.scores, verify_input.batch, self._next_sequences
+                self._book.note(scores, batch, sequences, starts_R, num_accepted_R, index_W)
             return verified
 
         return verified_blocks
@@ -310,24 +273,13 @@ def _verify_blocks(blocks: NewBlocks, verify_input: VerifyInput, verify_output: 
     )
     uniforms_C = keys_C.uniforms(Purpose.ACCEPT).numpy()
     draft_C = blocks.draft_probabilities_C
-    is_trusted_C = arange_segments(num_R) < blocks.num_trusted_R.repeat(num_R)
     target_C = verify_output.candidate_probabilities()
-    accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
+    accepted_C = accepted(target_C, draft_C, uniforms_C)
+    if blocks.trusts_draft:
+        accepted_C |= arange_segments(num_R) < num_R.repeat(num_R) - 1
     num_accepted_R = count_accepted(accepted_C, num_R)
     acceptances = None
     if blocks.is_traced:
-        acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
+        acceptance_C = acceptance_probabilities(target_C, draft_C)
         acceptances = np.split(acceptance_C, np.cumsum(num_R))[: len(num_R)]
     return Verified(num_accepted_R, acceptances)
-
-
-def _accepted_tokens(blocks: NewBlocks, num_accepted_R: np.ndarray, starts_R: np.ndarray) -> EmittedTokens:
-    """The logits of each block begin at ``starts_R``."""
-    orders_R = np.array([sequence.order for sequence in blocks.sequences], np.int64)
-    begins_R = blocks.num_candidates_R.cumsum() - blocks.num_candidates_R
-    return EmittedTokens(
-        orders_R.repeat(num_accepted_R).tolist(),
-        ranges_from(blocks.tails.positions_R + 1, num_accepted_R).tolist(),
-        ranges_from(starts_R, num_accepted_R),
-        blocks.candidate_ids_C[ranges_from(begins_R, num_accepted_R)],
-    )

@@ -50,11 +50,6 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     @property
-    def num_free_pages(self) -> int:
-        """Pages that can be handed out now."""
-        return self._pages.num_available
-
-    @property
     def lone_row(self) -> tuple[int, int] | None:
         """Row and sample of the sequence that runs alone in the smallest batch; None if none does."""
         if not self.settings.is_smallest or not self.running:
@@ -64,7 +59,7 @@ class Scheduler:
 
     def updates_of_draft(self, updates: PageUpdates) -> PageUpdates:
         """The updates of pages that a draft's cache has, too; kept states are the target's."""
-        if not (self._pages.has_windowed or self._pages.has_states):
+        if self._pages.windowed is None and self._pages.states is None:
             return updates
         return updates.where((updates.pages >= 0) & (updates.slots >= 0))
 
@@ -100,7 +95,7 @@ class Scheduler:
             chunks=chunks,
             opened=opened,
             suspended_slots=suspended_slots,
-            page_updates=updates.followed_by(self._pages.drain_updates()),
+            page_updates=PageUpdates.joined([updates, self._pages.drain_updates()]),
         )
 
     def look_ahead(self, num_wanted: int = 1) -> None:
@@ -168,7 +163,7 @@ class Scheduler:
         """Pages for the blocks after a pass over so many candidates of each running sequence, however many
         are accepted. None where pages are few."""
         block = self._pages.num_pages_for(1 + self.settings.max_draft_tokens + self.settings.num_ahead_tokens)
-        if self.num_free_pages < 2 * len(self.running) * (block + 1):
+        if self._pages.num_available < 2 * len(self.running) * (block + 1):
             return None
         most = self.most_candidates
         for sequence, num_more in zip(self.running, num_candidates, strict=True):
@@ -189,6 +184,7 @@ class Scheduler:
     def _admit(self, held: list[Sequence]) -> Sequence | None:
         """Open the next sequence, if its context fits and, if others run, a block of each fits beside it.
         Sequences that wait for a state of their prefix are put aside, into ``held``."""
+        states = self._pages.states
         while len(self._free_slots) > len(held):
             self.look_ahead()
             if not self.waiting:
@@ -201,7 +197,7 @@ class Scheduler:
                 is_shared=not sequence.runs_whole_prompt,
                 rope_length=len(token_ids) if is_anew else sequence.num_prompt_tokens,
             )
-            may_begin = not self._pages.has_states or self._pages.may_begin(slot, self._num_common(token_ids))
+            may_begin = states is None or states.may_begin(slot, self._num_common(token_ids))
             if may_begin and self._reserve_context(sequence, slot, num_shared):
                 self._free_slots.pop()
                 self.running.append(sequence)
@@ -215,19 +211,21 @@ class Scheduler:
         return None
 
     def _num_common(self, token_ids: list[int]) -> int:
-        """First tokens that the sequence after this one can share with it."""
+        """Full pages of first tokens that the sequence after this one can share with it."""
         self.look_ahead()
         if not self.waiting or self.waiting[0].runs_whole_prompt:
             return 0
         pairs = zip(token_ids, self.waiting[0].token_ids[:-1], strict=False)
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        num_tokens = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return num_tokens // self._pages.page_size
 
     def _reserve_context(self, sequence: Sequence, slot: int, num_shared: int) -> bool:
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
         length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)
         missing = self._pages.num_pages_for(length) - num_shared // self._pages.page_size
-        has_room = missing + spare <= self._pages.num_available and self._pages.has_room_for_states
+        has_room = missing + spare <= self._pages.num_available
+        has_room = has_room and (self._pages.states is None or self._pages.states.has_room)
         return has_room and self._pages.extend(slot, length)
 
     def _new_sequence(self, request: Request) -> Sequence:

@@ -95,28 +95,6 @@ class Collectives:
         return tensor
 
 
-def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
-    """Make every collective of a target's ranks once, so that NCCL takes the memory of each.
-
-    It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
-    so sums of every length, up to that of the largest pass.
-    """
-    collectives, num_tokens = Collectives(group), len(largest_TH)
-    while num_tokens:
-        dist.all_reduce(largest_TH[:num_tokens], group=group)
-        num_tokens //= 2
-    for collective in (collectives.gather, collectives.gather_everywhere, collectives.from_rank0):
-        collective(largest_TH[0])
-
-
-def connect_draft(draft_rank: int, row_V: Tensor) -> None:
-    """Send a distribution to the draft's rank, as in a round; both ranks call it."""
-    if dist.get_rank() == RANK_ZERO:
-        dist.send(row_V, draft_rank)
-    else:
-        dist.recv(row_V, RANK_ZERO)
-
-
 class VocabParallelVerifier:
     """One rank's part: rank 0 gets a verify output, the others send it what it needs."""
 

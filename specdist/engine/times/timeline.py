@@ -14,15 +14,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import split_proportionally
 
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
-Result = TypeVar("Result")
 NS_PER_MS = 1_000_000
 
 
@@ -175,16 +173,6 @@ class Timeline:
         self._since = interval.end
 
 
-class TimingEvent(Protocol):
-    """The part of ``torch.cuda.Event(enable_timing=True)`` that is used here; none of it waits."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class DeviceClock:
     """A mark is an event in the current stream: the moment when the device has done all work before it.
 
@@ -192,15 +180,16 @@ class DeviceClock:
     Marks have to be read in the order in which they were made.
     """
 
-    def __init__(self, new_event: Callable[[], TimingEvent]) -> None:
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        """``new_event``: makes what ``torch.cuda.Event(enable_timing=True)`` does."""
         self._new_event = new_event
 
-    def mark(self) -> TimingEvent:
+    def mark(self) -> Any:
         event = self._new_event()
         event.record()
         return event
 
-    def elapsed_ns(self, begin: TimingEvent, end: TimingEvent) -> int | None:
+    def elapsed_ns(self, begin: Any, end: Any) -> int | None:
         """The device counts in steps of about half a microsecond."""
         # Both are checked, since torch raises an error if one is not done; the stream may have changed.
         if not (begin.query() and end.query()):
@@ -215,18 +204,3 @@ def clock_of(device: torch.device) -> Clock:
     if device.type == "cuda":
         return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
     return HostClock()
-
-
-def synchronized_ns(device: torch.device) -> int:
-    """``time.perf_counter_ns`` after the device has done all queued work. For measurements only: a round
-    never synchronises."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter_ns()
-
-
-def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
-    """Seconds that ``action`` took, including the work that it queued on the device; and its result."""
-    begin_ns = synchronized_ns(device)
-    result = action()
-    return (synchronized_ns(device) - begin_ns) / NS_PER_S, result

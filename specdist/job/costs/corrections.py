@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from specdist.data.stats.shard import Stats
 from specdist.job.run.preflight import RunPlan, freeze_costs
 from specdist.job.totals.report import all_costs
-from specdist.policies.costs import Agree, CostModel
+from specdist.policies.costs import Agree, CostModel, Curve
 from specdist.policies.pass_ratios import MOST_OFF, PassRatios
 
 # Passes of the target without a draft after which both models are measured again; and so many times as many
@@ -61,7 +64,7 @@ class Corrections:
                     "%.3g times: from now on these times decide",
                     *factors,
                 )
-                costs = freeze_costs(self._run, costs.scaled(*factors), instead_of=costs)
+                costs = freeze_costs(self._run, scaled(costs, *factors), instead_of=costs)
             elif costs == self.ratios.costs and self._is_off:
                 logger.info("nothing has been drafted: what passes take is measured again")
                 costs = None
@@ -87,3 +90,21 @@ class Corrections:
         found = all_costs(self._run.folder)
         self._revision = found.index(costs) if costs in found else len(found) - 1
         self.ratios.restart(costs)
+
+
+def scaled(costs: CostModel, of_target: float, of_drafting: float) -> CostModel:
+    """The costs if passes of the target and drafting take so many times as long."""
+
+    def times(curve: Curve, factor: float) -> Curve:
+        return Curve(curve.sizes, np.rint(np.asarray(curve.ns) * factor).astype(int).tolist())
+
+    context = replace(
+        costs.context,
+        target_row_ns=of_target * costs.context.target_row_ns,
+        target_token_ns=of_target * costs.context.target_token_ns,
+        draft_row_ns=of_drafting * costs.context.draft_row_ns,
+        block_row_ns=of_drafting * costs.context.block_row_ns,
+    )
+    names = ("draft", "synchronous", "asynchronous")
+    drafting = {name: times(getattr(costs, name), of_drafting) for name in names}
+    return replace(costs, target=times(costs.target, of_target), context=context, **drafting)

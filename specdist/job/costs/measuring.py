@@ -30,6 +30,7 @@ from specdist.job.costs.pass_times import (
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.run.workload import Workload
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 
@@ -54,10 +55,11 @@ class HostTimes(NamedTuple):
 
     def added_to(self, costs: CostModel) -> CostModel:
         """The costs of passes with those of the host."""
+        curve = costs.synchronous
         return replace(
             costs,
             message=Curve([1], [self.message]),
-            synchronous=costs.synchronous.plus(Curve([1], [self.synchronous])),
+            synchronous=replace(curve, ns=[ns + self.synchronous for ns in curve.ns]),
             asynchronous=Curve([1], [self.asynchronous]),
         )
 
@@ -256,7 +258,7 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    if draft.blocks is None:
+    if not isinstance(draft, DrafterRunner) or draft.blocks is None:
         return found
     timer(widest, widest, contexts[0])
     goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)

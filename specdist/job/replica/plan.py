@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,10 +22,9 @@ from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.payoff import (
     ALONE,
     ASSUMED_ACCEPTANCE,
+    Learned,
     RoundChooser,
     RoundShape,
-    drafting_gain,
-    plan_asynchronous,
 )
 from specdist.policies.registry import build_policy, needs_costs
 from specdist.sampling.distributions import SamplingSettings
@@ -183,3 +183,42 @@ class ReplicaPlan:
             trusts_draft=not config.is_exact,
             masker=models.constraints.new_masker(models.vocab_size),
         )
+
+
+def plan_asynchronous(
+    costs: CostModel,
+    *,
+    num_rows: int,
+    max_draft_tokens: int,
+    num_branches: int | None,
+    acceptance: float,
+) -> RoundShape:
+    """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
+    sequences run, after contexts at which costs were measured, and tokens are accepted with this probability;
+    one token and the fewest branches where decoding alone is faster.
+
+    The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
+    their number by the costs.
+    """
+    counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
+    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
+    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, Learned(acceptance, acceptance))
+    best = 2 + int(rates_S[2:].argmax())
+    if rates_S[best] <= rates_S[0]:
+        return RoundShape(num_ahead=1, num_branches=counts[0])
+    return chooser.shapes[best]
+
+
+def drafting_gain(
+    costs: CostModel,
+    *,
+    num_rows: int,
+    max_draft_tokens: int,
+    acceptance: float,
+    branch_counts: Sequence[int] = BRANCH_COUNTS,
+) -> float:
+    """Expected tokens per second of the best rounds with a draft over those without one, as in
+    :func:`plan_asynchronous`; at least 1."""
+    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=branch_counts)
+    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, Learned(acceptance, acceptance))
+    return float(rates_S.max() / rates_S[0])

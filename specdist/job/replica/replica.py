@@ -7,6 +7,8 @@ import logging
 from functools import partial
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS
@@ -17,7 +19,7 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.sharded_target import RANK_ZERO, connect_draft, connect_target
+from specdist.engine.target.sharded_target import RANK_ZERO, Collectives
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.measuring import measure_costs
 from specdist.job.ranks.activity import Activity
@@ -196,6 +198,28 @@ def _connect(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> Non
     if topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank):
         connect_draft(topology.draft_rank, torch.zeros(plan.models.vocab_size, device=topology.device))
     activity.begin("sizing the cache")
+
+
+def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
+    """Make every collective of a target's ranks once, so that NCCL takes the memory of each.
+
+    It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
+    so sums of every length, up to that of the largest pass.
+    """
+    collectives, num_tokens = Collectives(group), len(largest_TH)
+    while num_tokens:
+        dist.all_reduce(largest_TH[:num_tokens], group=group)
+        num_tokens //= 2
+    for collective in (collectives.gather, collectives.gather_everywhere, collectives.from_rank0):
+        collective(largest_TH[0])
+
+
+def connect_draft(draft_rank: int, row_V: Tensor) -> None:
+    """Send a distribution to the draft's rank, as in a round; both ranks call it."""
+    if dist.get_rank() == RANK_ZERO:
+        dist.send(row_V, draft_rank)
+    else:
+        dist.recv(row_V, RANK_ZERO)
 
 
 class Replica:

@@ -244,7 +244,7 @@ def _of_segments(gathered: Tensor, group: AttentionGroup, seen: SeenKeys, heads:
     if seen.foreign_keys is not None:
         # With several sequences this is a copy.
         gathered.view(-1, heads * width).index_fill_(0, seen.foreign_keys, 0.0)
-    return gathered.view(group.num_segments, -1, heads, width)[:, : seen.num_keys].transpose(1, 2)
+    return gathered.view(len(group.num_keys_R), -1, heads, width)[:, : seen.num_keys].transpose(1, 2)
 
 
 def attend_segments(

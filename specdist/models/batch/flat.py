@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.cache.key_value import BranchPageTable
+from specdist.sampling.uploads import upload
 
 # Segments share an attention call while the shortest has at least half the keys of the longest, so padding
 # never doubles the work; below this many keys the call itself costs more than the padding.
@@ -56,6 +57,15 @@ class FlatBatch:
 
     def __len__(self) -> int:
         return len(self.slots_T)
+
+    @staticmethod
+    def joined(batches: list[FlatBatch]) -> FlatBatch:
+        """Batches of tokens on the host, one after the other."""
+        return FlatBatch(
+            np.concatenate([np.asarray(batch.token_ids_T) for batch in batches]),
+            np.concatenate([batch.slots_T for batch in batches]),
+            np.concatenate([batch.positions_T for batch in batches]),
+        )
 
     def parts(self, num_tokens: int) -> Iterator[FlatBatch]:
         """Parts of at most so many tokens each; none of an empty batch."""
@@ -218,10 +228,6 @@ class AttentionGroup:
     device: torch.device
     _seen: dict[int | None, SeenKeys] = field(default_factory=dict)
 
-    @property
-    def num_segments(self) -> int:
-        return len(self.num_keys_R)
-
     def seen(self, window: int | None) -> SeenKeys:
         """What layers with this window read; worked out once per pass, shared by all of them."""
         if window not in self._seen:
@@ -370,28 +376,21 @@ def ragged_segments(
     segments = Segments.of(batch)
     num_pages = -(-int(segments.num_keys_S.max()) // page_size)
     table_SP = page_table[batch.slots_T[segments.starts_S], :num_pages]
-    parts = [
+    index_T, table, used_S, query_starts_S1 = upload(
+        device,
         slot_mapping(batch, page_table, page_size),
-        table_SP.ravel(),
+        table_SP.astype(np.int64),
         segments.num_keys_S,
         np.append(segments.starts_S, len(batch)),
-    ]
-    rooms = [aligned(len(part)) for part in parts]
-    packed = np.zeros(sum(rooms), np.int32)
-    for room, part in zip(np.split(packed, np.cumsum(rooms)[:-1]), parts, strict=True):
-        room[: len(part)] = part
-    index_T, table, used_S, query_starts_S1 = (
-        room[: len(part)]
-        for room, part in zip(torch.from_numpy(packed).to(device).split(rooms), parts, strict=True)
     )
     paged = PagedSegments(
-        block_table_SP=table.view(table_SP.shape),
-        used_S=used_S,
-        query_starts_S1=query_starts_S1,
+        block_table_SP=table.int(),
+        used_S=used_S.int(),
+        query_starts_S1=query_starts_S1.int(),
         num_queries=int(segments.lengths_S.max()),
         num_keys=int(segments.num_keys_S.max()),
     )
-    return paged, index_T.long()
+    return paged, index_T
 
 
 def aligned(length: int) -> int:

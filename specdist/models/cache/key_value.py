@@ -16,7 +16,6 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -249,12 +248,8 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
-@dataclass(frozen=True)
-class TokenCopies:
-    """Copies of keys and values between places in the cache: page × page_size + offset."""
-
-    sources_T: np.ndarray
-    targets_T: np.ndarray
+# Copies of keys and values between places in the cache, page × page_size + offset: sources and targets [T].
+TokenCopies = tuple[np.ndarray, np.ndarray]
 
 
 class BranchPageTable:
@@ -330,7 +325,7 @@ class BranchPageTable:
             self.pages[np.repeat(slots_B, lengths_B), pages_T].astype(np.int64) * self._page_size + offsets_T
             for slots_B in (sources_B, targets_B)
         )
-        return TokenCopies(sources_T, targets_T)
+        return sources_T, targets_T
 
 
 def pages_per_branch(max_branch_tokens: int, page_size: int) -> int:

@@ -50,10 +50,6 @@ class PageUpdates:
         columns = np.array(entries, dtype=np.int32).reshape(-1, 3).T
         return PageUpdates(*columns.copy())
 
-    @staticmethod
-    def of_rope_lengths(slots: np.ndarray, lengths: np.ndarray) -> PageUpdates:
-        return PageUpdates(slots, -1 - lengths, np.zeros_like(slots))
-
     def without(self, slots: np.ndarray) -> PageUpdates:
         """The updates of other slots."""
         return self.where(np.isin(self.slots, slots, invert=True))
@@ -61,12 +57,17 @@ class PageUpdates:
     def where(self, is_kept: np.ndarray) -> PageUpdates:
         return PageUpdates(self.slots[is_kept], self.indices[is_kept], self.pages[is_kept])
 
-    def followed_by(self, later: PageUpdates) -> PageUpdates:
-        """These updates, then the others."""
-        if not (len(self.slots) and len(later.slots)):
-            return self if len(self.slots) else later
-        names = ("slots", "indices", "pages")
-        return PageUpdates(*(np.concatenate([getattr(self, name), getattr(later, name)]) for name in names))
+    @staticmethod
+    def joined(parts: list[PageUpdates]) -> PageUpdates:
+        """These updates, one after the other."""
+        filled = [part for part in parts if len(part.slots)]
+        if len(filled) < 2:
+            return filled[0] if filled else NO_UPDATES
+        return PageUpdates(
+            np.concatenate([part.slots for part in filled]),
+            np.concatenate([part.indices for part in filled]),
+            np.concatenate([part.pages for part in filled]),
+        )
 
 
 NO_UPDATES = PageUpdates(*np.zeros((3, 0), np.int32))
@@ -81,7 +82,12 @@ class _SlotPages:
 
 
 class PageTable:
-    """Allocates pages to sequences, each named by its slot, ``0 .. num_slots - 1``."""
+    """Allocates pages to sequences, each named by its slot, ``0 .. num_slots - 1``.
+
+    Attributes:
+        windowed: of layers with pages of their own, if there are any.
+        states: kept ones of recurrent layers, up to which prefixes are shared; None without such layers.
+    """
 
     def __init__(
         self,
@@ -106,27 +112,17 @@ class PageTable:
         # Pages that no sequence holds but a new one may still find; the oldest is evicted first.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._changes: list[tuple[int, int, int]] = []
-        self._states = PrefixStates(num_prefix_states) if num_prefix_states else None
+        self.states = PrefixStates(num_prefix_states) if num_prefix_states else None
         assert not (num_prefix_states and windowed)
-        self._windowed: WindowedPages | None = None
+        self.windowed: WindowedPages | None = None
         if windowed is not None:
-            self._windowed = WindowedPages(
+            self.windowed = WindowedPages(
                 windowed,
                 page_size=page_size,
                 num_slots=num_slots,
                 findable=self._key_of_page,
                 on_change=lambda slot, column, page: self._changes.append((slot, column, -1 - page)),
             )
-
-    @property
-    def has_windowed(self) -> bool:
-        """Some layers have pages of their own."""
-        return self._windowed is not None
-
-    @property
-    def has_states(self) -> bool:
-        """Prefixes are shared up to kept states of recurrent layers."""
-        return self._states is not None
 
     @property
     def num_available(self) -> int:
@@ -154,32 +150,21 @@ class PageTable:
             if page is None:
                 break
             found.append(page)
-        if self._windowed is not None:
-            found = found[: self._windowed.num_usable(found)]
-        elif self._states is not None:
-            found = found[: self._states.open(slot, keys, len(found))]
-        if self._windowed is not None:
-            self._windowed.open(slot, found)
+        if self.windowed is not None:
+            found = found[: self.windowed.num_usable(found)]
+        elif self.states is not None:
+            found = found[: self.states.open(slot, keys, len(found))]
+        if self.windowed is not None:
+            self.windowed.open(slot, found)
         for page in found:
             self._take(page)
             self._assign(slot, page)
         own.num_published = len(own.pages)
         return len(own.pages) * self.page_size
 
-    def may_begin(self, slot: int, num_common: int) -> bool:
-        """Whether the sequence that was opened is not to wait for a state that will be kept of its prefix.
-        ``num_common``: first tokens that it has in common with the request after it, which may share them."""
-        assert self._states is not None
-        return self._states.may_begin(slot, num_common // self.page_size)
-
-    @property
-    def has_room_for_states(self) -> bool:
-        """Whether there is room for the states that are to be kept of the slots."""
-        return self._states is None or self._states.has_room
-
     def chunk_end(self, slot: int, end: int) -> int:
         """Where a chunk that may reach ``end`` ends: where the slot's next state is to be kept, if before."""
-        num_pages = 0 if self._states is None else self._states.next_end(slot)
+        num_pages = 0 if self.states is None else self.states.next_end(slot)
         return min(end, num_pages * self.page_size) if num_pages else end
 
     def extend(self, slot: int, length: int) -> bool:
@@ -194,8 +179,8 @@ class PageTable:
     def slide(self, slot: int, begin: int, end: int) -> None:
         """The next tokens of the slot are ``begin .. end - 1``, for which it has pages, and none before them
         will be run again: windowed layers get pages for them, and give back what they do not see."""
-        if self._windowed is not None:
-            self._windowed.slide(slot, self._pages_of(slot).pages, begin, end)
+        if self.windowed is not None:
+            self.windowed.slide(slot, self._pages_of(slot).pages, begin, end)
 
     def publish(self, slot: int, length: int) -> None:
         """Let other sequences share the context pages within this one's first ``length`` tokens.
@@ -206,21 +191,21 @@ class PageTable:
         own = self._pages_of(slot)
         for index in range(own.num_published, min(length // self.page_size, len(own.keys))):
             key, page = own.keys[index], own.pages[index]
-            if self._windowed is not None and page in self._windowed:
+            if self.windowed is not None and page in self.windowed:
                 self._replace(key)
             if key not in self._page_of_key:
                 self._page_of_key[key] = page
                 self._key_of_page[page] = key
             own.num_published = index + 1
-        if self._states is not None and 0 < self._states.next_end(slot) * self.page_size == length:
-            self._states.keep(slot, length)
+        if self.states is not None and 0 < self.states.next_end(slot) * self.page_size == length:
+            self.states.keep(slot, length)
 
     def close(self, slot: int) -> None:
         """Release the pages of a sequence that is finished or preempted."""
-        if self._windowed is not None:
-            self._windowed.close(slot, self._pages_of(slot).pages)
-        if self._states is not None:
-            self._states.close(slot)
+        if self.windowed is not None:
+            self.windowed.close(slot, self._pages_of(slot).pages)
+        if self.states is not None:
+            self.states.close(slot)
         # The end of a prompt is shared less often than its beginning, so it is evicted first.
         for page in reversed(self._pages_of(slot).pages):
             self._references[page] -= 1
@@ -234,8 +219,8 @@ class PageTable:
     def drain_updates(self) -> PageUpdates:
         """Changes of the page table since the last call, for the models' copies of it."""
         changes, self._changes = self._changes, []
-        if self._states is not None:
-            changes += [(-1 - slot, index, number) for slot, index, number in self._states.drain()]
+        if self.states is not None:
+            changes += [(-1 - slot, index, number) for slot, index, number in self.states.drain()]
         return PageUpdates.from_entries(changes)
 
     def _pages_of(self, slot: int) -> _SlotPages:
@@ -261,9 +246,9 @@ class PageTable:
 
     def _replace(self, key: bytes) -> None:
         """If the page that is found by this key has lost its windowed page, find another from now on."""
-        assert self._windowed is not None
+        assert self.windowed is not None
         page = self._page_of_key.get(key)
-        if page is not None and page not in self._windowed:
+        if page is not None and page not in self.windowed:
             del self._page_of_key[key], self._key_of_page[page]
             if page in self._evictable:
                 del self._evictable[page]
@@ -280,9 +265,9 @@ class PageTable:
             page, _ = self._evictable.popitem(last=False)
             key = self._key_of_page.pop(page)
             del self._page_of_key[key]
-            if self._windowed is not None:
-                self._windowed.forget(page)
-            if self._states is not None:
-                self._states.forget(key)
+            if self.windowed is not None:
+                self.windowed.forget(page)
+            if self.states is not None:
+                self.states.forget(key)
         self._references[page] = 1
         return page

@@ -117,8 +117,12 @@ class DraftBlocks:
     def confidences(
         self, batch: FlatBatch, logits_index: np.ndarray, top_of: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See :class:`specdist.models.passes.runner.BlockForwards`. DSpark's heads read the likeliest token
-        in the place of the token before, which is not drawn."""
+        """float32 [A, P]: of every place of the blocks after these tokens, before any draw, how likely its
+        likeliest token is, which ``top_of`` says of logits [A, V]; or what a confidence head estimates. Steps
+        take their logits of the same blocks.
+
+        DSpark's heads read the likeliest token in the place of the token before, which is not drawn.
+        """
         slots_A, positions_A = batch.slots_T[logits_index], batch.positions_T[logits_index]
         self._run(batch, slots_A, positions_A)
         assert self._kept is not None
@@ -233,7 +237,6 @@ class DrafterRunner(ModelRunner):
             self._shapes.hide_first()
         if kind.drafts_blocks:
             self.blocks = DraftBlocks(self, has_masks=bool(self._num_kept))
-        self.receiver = self
 
     def allocate(self, **sizes: Any) -> None:
         if self.blocks is None:

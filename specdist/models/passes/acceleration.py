@@ -15,7 +15,7 @@ from specdist.models.attention.kernel import PagedKernel, TritonKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
-from specdist.models.passes.graphs import Capturer, CudaGraphs
+from specdist.models.passes.graphs import CudaGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Acceleration:
     """
 
     is_static: bool = False
-    capturer: Capturer | None = None
+    capturer: CudaGraphs | None = None
     kernels: Sequence[PagedKernel] = ()
     group: dist.ProcessGroup | None = None
     is_fused: bool = False

@@ -26,7 +26,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from specdist.models.passes.peer_memory import MAX_ROWS, NORM, WAYS, JoinedMemory, NewPeerMemory, PeerMemory
+from specdist.models.passes.peer_memory import (
+    MAX_ROWS,
+    NORM,
+    WAYS,
+    JoinedMemory,
+    NewPeerMemory,
+    SymmetricMemory,
+)
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import check_difference, said_of, tolerance_of, why_not
 
@@ -62,7 +69,9 @@ Way = Callable[[Tensor], object]
 class Sums:
     """``choice``: ascending; longer messages, and odd ones, are the backend's."""
 
-    def __init__(self, group: dist.ProcessGroup, memories: Mapping[str, PeerMemory], choice: Choice) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, memories: Mapping[str, SymmetricMemory], choice: Choice
+    ) -> None:
         self._group, self._memories = group, memories
         self._choice = [pair for pair in choice if pair[1] != JOINED]
         self.joined: Any = memories.get(JOINED)
@@ -123,7 +132,7 @@ def choose_sums(
     if width is not None and width <= max_bytes // dtype.itemsize:
         ways = {**ways, JOINED: functools.partial(JoinedMemory, width)}
         most[JOINED] = min(max_bytes // dtype.itemsize // width, MAX_ROWS) * width
-    memories: dict[str, PeerMemory] = {}
+    memories: dict[str, SymmetricMemory] = {}
     reasons: dict[str, str] = {}
     for name in ways if frozen is None else {way for _, way in frozen} & set(ways):
         memory, reason = _checked(most[name], dtype, device, group, ways[name])
@@ -242,9 +251,9 @@ def _checked(
     device: torch.device,
     group: dist.ProcessGroup,
     new_memory: NewPeerMemory,
-) -> tuple[PeerMemory | None, str]:
+) -> tuple[SymmetricMemory | None, str]:
     """Memory that sums rightly on every rank; else None, and why not, the same on every rank."""
-    found: list[PeerMemory] = []
+    found: list[SymmetricMemory] = []
 
     def allocate() -> None:
         found.append(new_memory(num_numbers, dtype, device, group))
@@ -263,7 +272,7 @@ def _checked(
     return found[0], ""
 
 
-def _connect(memory: PeerMemory, group: dist.ProcessGroup) -> None:
+def _connect(memory: SymmetricMemory, group: dist.ProcessGroup) -> None:
     """The ranks meet in the group's store. If one of them fails there alone, the others do not wait for long.
 
     Raises ValueError if others have not come after :data:`MEETING_TIMEOUT`.
@@ -285,7 +294,7 @@ def _try(
     dtype: torch.dtype,
     device: torch.device,
     group: dist.ProcessGroup,
-    found: list[PeerMemory],
+    found: list[SymmetricMemory],
 ) -> None:
     """Sum once. Raises ValueError if the sum is wrong here, or other than that of the first rank."""
     generator = torch.Generator().manual_seed(seed * dist.get_world_size(group) + dist.get_rank(group))

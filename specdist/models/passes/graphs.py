@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,26 +37,6 @@ logger = logging.getLogger(__name__)
 
 class WarmUpError(Exception):
     """The function itself failed before anything was recorded; its error is the cause."""
-
-
-class Capturer(Protocol):
-    """Records a function whose inputs and outputs keep their addresses."""
-
-    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Record the function; returns its replay, whose result is valid until the next replay of any
-        function.
-
-        Raises :class:`WarmUpError` if the function fails in one of its ``NUM_WARMUPS`` runs before.
-        """
-        ...
-
-    def agree(self, is_right: bool) -> bool:
-        """Whether it is right on all ranks that share the model. All of them call it at the same time."""
-        ...
-
-    def has_room(self) -> bool:
-        """Whether this rank's memory holds the graph of a capture that is about to begin."""
-        ...
 
 
 class GraphMemory:
@@ -124,10 +104,16 @@ class CudaGraphs:
         self._outputs: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Record a function whose inputs and outputs keep their addresses; returns its replay, whose result
+        is valid until the next replay of any function.
+
+        Raises :class:`WarmUpError` if the function fails in one of its ``NUM_WARMUPS`` runs before.
+        """
         with torch.cuda.device(self._device):
             return self._capture(function)
 
     def agree(self, is_right: bool) -> bool:
+        """Whether it is right on all ranks that share the model. All of them call it at the same time."""
         if self._group is None:
             return is_right
         vote = torch.tensor(is_right)
@@ -135,6 +121,7 @@ class CudaGraphs:
         return bool(vote)
 
     def has_room(self) -> bool:
+        """Whether this rank's memory holds the graph of a capture that is about to begin."""
         return self.memory is None or self.memory.has_room()
 
     def _capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -187,7 +174,7 @@ class CheckedGraphs:
     Memory that runs out is an error like in any other pass.
     """
 
-    def __init__(self, capturer: Capturer | None, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(self, capturer: CudaGraphs | None, max_graphs: int = MAX_GRAPHS) -> None:
         """``capturer``: None runs every function unrecorded."""
         self._capturer = capturer
         self._max_graphs = max_graphs if capturer is not None else 0
@@ -230,7 +217,7 @@ class CheckedGraphs:
 
     def _record(
         self,
-        capturer: Capturer,
+        capturer: CudaGraphs,
         key: Hashable,
         function: Callable[[], Tensor],
         expected: Tensor,
@@ -286,18 +273,8 @@ def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]
     return error, tolerance_of("pass", expected.dtype) * largest
 
 
-class Event(Protocol):
-    """The part of :class:`torch.cuda.Event` that is used here."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-
 class NothingInFlight:
-    """The events of a host, where a copy is complete when its call returns."""
+    """The events of a host, as :class:`torch.cuda.Event`: a copy is complete when its call returns."""
 
     def record(self) -> None:
         """Does nothing."""
@@ -315,7 +292,7 @@ class InputStaging:
     A buffer is reused only after its last copy is complete, since the device reads from it until then.
     """
 
-    def __init__(self, size: int, device: torch.device, new_event: Callable[[], Event] | None = None) -> None:
+    def __init__(self, size: int, device: torch.device, new_event: Callable[[], Any] | None = None) -> None:
         is_cuda = device.type == "cuda"
         self._is_pinned = is_cuda
         self._new_event = new_event or (torch.cuda.Event if is_cuda else NothingInFlight)
@@ -323,7 +300,7 @@ class InputStaging:
         self._ring = [self._new_host_buffer() for _ in range(NUM_HOST_BUFFERS)]
         self._next = 0
 
-    def _new_host_buffer(self) -> tuple[Tensor, Event]:
+    def _new_host_buffer(self) -> tuple[Tensor, Any]:
         size = len(self.buffer)
         return torch.zeros(size, dtype=torch.int32, pin_memory=self._is_pinned), self._new_event()
 

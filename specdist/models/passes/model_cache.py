@@ -13,6 +13,7 @@ from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.recurrent.states import RecurrentStates
+from specdist.sampling.uploads import upload
 
 # Where padding of passes of fixed shapes is written.
 NUM_SCRATCH_PAGES = 1
@@ -115,5 +116,4 @@ class ModelCache:
             self.states.copy(branches_B, slots_B)
 
     def _copy(self, copies: TokenCopies) -> None:
-        places_T = (copies.sources_T, copies.targets_T)
-        self.key_value.copy_tokens(*(torch.from_numpy(each).to(self._device) for each in places_T))
+        self.key_value.copy_tokens(*upload(self._device, *copies))

@@ -6,7 +6,7 @@ M rows, W width of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,20 +27,9 @@ NORM: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 0.0, "rounds_first": T
 GRAIN, SIGNAL_BYTES = 16, 8
 
 
-class PeerMemory(Protocol):
-    """Memory of a rank that its peers can read. Every method may raise what its library raises."""
-
-    def connect(self) -> None:
-        """A collective of the group."""
-        ...
-
-    def sum(self, numbers_N: Tensor) -> Tensor:
-        """[N]: over all ranks. A collective, and the same bits on each."""
-        ...
-
-
 class SymmetricMemory:
-    """Torch's, on CUDA devices that can reach one another: one-shot sums."""
+    """Memory of a rank that its peers can read, on CUDA devices that can reach one another, as torch has it:
+    one-shot sums. Every method may raise what torch raises."""
 
     def __init__(
         self, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -52,9 +41,11 @@ class SymmetricMemory:
         self._group = group
 
     def connect(self) -> None:
+        """A collective of the group."""
         self._rendezvous(self._buffer_N, self._group)
 
     def sum(self, numbers_N: Tensor) -> Tensor:
+        """[N]: over all ranks. A collective, and the same bits on each."""
         # The kernel copies the numbers into the buffer, and ends when all ranks have read it.
         found: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
             self._buffer_N[: len(numbers_N)], numbers_N, "sum", self._group.group_name
@@ -72,7 +63,7 @@ class SwitchMemory(SymmetricMemory):
         return found
 
 
-NewPeerMemory = Callable[[int, torch.dtype, torch.device, dist.ProcessGroup], PeerMemory]
+NewPeerMemory = Callable[[int, torch.dtype, torch.device, dist.ProcessGroup], SymmetricMemory]
 WAYS: Mapping[str, NewPeerMemory] = {ONE_SHOT: SymmetricMemory, MULTIMEM: SwitchMemory}
 
 

@@ -10,8 +10,8 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
-from specdist.models.attention.attention import AttentionRules, LayerAttention
+from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.rope import use_frequencies_by_row
@@ -30,35 +30,12 @@ from specdist.models.draft_models.declaration import ReadStates
 from specdist.models.families.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.passes.acceleration import Acceleration, AttentionKernels
 from specdist.models.passes.compiled_check import choose_pass
-from specdist.models.passes.graphs import CudaGraphs, GraphMemory
+from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, StateReader
 from specdist.models.passes.model_cache import CacheSizes, ModelCache
 from specdist.models.passes.static import StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, TorchPass
-
-
-class StateReceiver(Protocol):
-    """What a draft that reads the target's states is told, and other models are not."""
-
-    def receive(self, slots_T: np.ndarray, positions_T: np.ndarray, states_TS: Tensor) -> None:
-        """The target's states after these tokens. The page table must be that of the pass that they are from.
-        Then run the contexts of that pass."""
-
-    def drop_waiting(self) -> None:
-        """A round begins; contexts that still wait are of a pass that has failed."""
-
-
-class BlockForwards(Protocol):
-    """What a draft is asked of which one pass gives all tokens of a round."""
-
-    def confidences(
-        self, batch: FlatBatch, logits_index: np.ndarray, top_of: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """float32 [A, P]: of every place of the blocks after these tokens, before any draw, how likely
-        its likeliest token is, which ``top_of`` says of logits [A, V]; or what a confidence head estimates.
-        Steps take their logits of the same blocks."""
-        ...
 
 
 class ModelRunner:
@@ -67,15 +44,12 @@ class ModelRunner:
     Attributes:
         head: a trained head that every pass runs, too.
         reader: reads states of the target's layers for a draft.
-        receiver, blocks: of a draft that reads these states, and of one that drafts whole blocks.
         reuses_logits: set by whoever asks for passes: those of one may be overwritten by the next.
         runs: several draft steps in one; None where each is a pass by itself.
     """
 
     reuses_logits = False
     reader: StateReader | None = None
-    receiver: StateReceiver | None = None
-    blocks: BlockForwards | None = None
 
     def __init__(
         self,
@@ -136,11 +110,6 @@ class ModelRunner:
         return self.device.type != "cpu"
 
     @property
-    def rules(self) -> Mapping[int, AttentionRules]:
-        """The rules of every layer's attention."""
-        return self._shapes.rules
-
-    @property
     def windows(self) -> dict[int, int | None]:
         return self._shapes.windows
 
@@ -187,8 +156,8 @@ class ModelRunner:
 
     def limit_graphs(self, memory: GraphMemory) -> None:
         """Record no more graphs than this memory holds."""
-        if isinstance(capturer := self._acceleration.capturer, CudaGraphs):
-            capturer.memory = memory
+        if self._acceleration.capturer is not None:
+            self._acceleration.capturer.memory = memory
 
     @property
     def cache(self) -> ModelCache:

@@ -30,7 +30,7 @@ from specdist.models.batch.flat import (
     previous_slots,
     slot_mapping,
 )
-from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference, InputStaging
+from specdist.models.passes.graphs import CheckedGraphs, CudaGraphs, Difference, InputStaging
 from specdist.models.passes.model_cache import ModelCache
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, StateArguments, StatePass
 
@@ -172,7 +172,7 @@ class StaticPasses:
         kernel: PagedKernel,
         *,
         device: torch.device,
-        capturer: Capturer | None,
+        capturer: CudaGraphs | None,
         takes_features: bool = False,
         num_more_inputs: int = 0,
         no_state: int | None = None,

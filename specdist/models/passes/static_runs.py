@@ -31,7 +31,7 @@ from specdist.models.batch.flat import (
     model_positions,
     slot_mapping,
 )
-from specdist.models.passes.graphs import Capturer, CheckedGraphs
+from specdist.models.passes.graphs import CheckedGraphs, CudaGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, RecurrentStates
@@ -88,7 +88,7 @@ class StaticRuns:
     def __init__(
         self,
         passes: StaticPasses,
-        capturer: Capturer | None,
+        capturer: CudaGraphs | None,
         dtype: torch.dtype,
         head: HiddenStateHead | None = None,
         on_pass: Callable[[], None] | None = None,

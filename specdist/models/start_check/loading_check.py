@@ -99,7 +99,7 @@ def _run(runner: ModelRunner, sample: Sample) -> Tensor:
     slots_T = np.zeros(num_tokens, np.int64)
     if runner.rope_border is not None:
         lengths = np.array([sample.positions[-1] + 1])
-        runner.update_pages(PageUpdates.of_rope_lengths(slots_T[:1], lengths))
+        runner.update_pages(PageUpdates(slots_T[:1], -1 - lengths, slots_T[:1]))
     own = model_positions(slots_T, np.array(sample.positions), runner.pages, runner.rope_border)
     batch = FlatBatch(sample.token_ids, slots_T, np.arange(num_tokens), position_ids_T=own)
     # Not in order, as pages are in a run.

@@ -18,6 +18,7 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.measuring import OWN_RANK
+from specdist.job.replica.plan import plan_asynchronous
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
@@ -31,7 +32,7 @@ from specdist.lab.plan.simulate import (
 )
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.formulas import caught_share
-from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_asynchronous
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.policies.registry import PolicyChoice, needs_costs
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.emulation import virtual

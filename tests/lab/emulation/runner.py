@@ -65,8 +65,6 @@ class EmulatedRunner:
     is_asynchronous = True
     keeps_states = False
     head = reader = None
-    receiver: Any = None
-    blocks: Any = None
 
     def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
         self.model = model

@@ -96,16 +96,6 @@ def test_extend_fails_and_changes_nothing_when_pages_run_out() -> None:
     assert pages.extend(0, 12) and pages.num_available == 0
 
 
-def test_the_last_token_of_a_context_is_always_run() -> None:
-    """Its logits start the completion, so it must be run."""
-    pages = table(num_pages=8)
-    pages.open(0, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert pages.extend(0, 8)
-    pages.publish(0, 8)
-    assert pages.open(1, [1, 2, 3, 4, 5, 6, 7, 8]) == 4
-    assert pages.open(2, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 8
-
-
 def test_a_page_is_identified_by_all_tokens_up_to_its_end() -> None:
     pages = table(num_pages=16)
     pages.open(0, [1, 2, 3, 4, 5, 6, 7, 8, 9])

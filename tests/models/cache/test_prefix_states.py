@@ -127,7 +127,8 @@ def test_a_state_goes_with_its_page() -> None:
     pages = PageTable(num_pages=8, page_size=PAGE_SIZE, num_slots=2, num_prefix_states=NUM_STATES)
     context = list(range(9))
     for slot in range(2):
-        assert pages.open(slot, context) == 0 and pages.may_begin(slot, 9) is not bool(slot)
+        assert pages.open(slot, context) == 0
+        assert pages.states.may_begin(slot, 9 // PAGE_SIZE) is not bool(slot)
         if slot:
             pages.close(slot)  # it waits
     assert pages.extend(0, 9) and pages.chunk_end(0, 9) == 8
@@ -141,5 +142,5 @@ def test_a_state_goes_with_its_page() -> None:
     pages.close(1)
     assert pages.open(0, context) == 0
     # Both places are free again.
-    assert pages.extend(0, 9) and pages.may_begin(0, 9)
+    assert pages.extend(0, 9) and pages.states.may_begin(0, 9 // PAGE_SIZE)
     assert not pages.drain_updates().slots.min() < 0

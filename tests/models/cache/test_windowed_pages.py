@@ -20,8 +20,8 @@ CONTEXT = list(range(40))
 def table(num_windowed: int = 30, num_pages: int = 60) -> tuple[PageTable, WindowedPages]:
     layers = WindowedLayers(WINDOW, num_windowed)
     pages = PageTable(num_pages=num_pages, page_size=SIZE, num_slots=4, windowed=layers)
-    assert pages._windowed is not None
-    return pages, pages._windowed
+    assert pages.windowed is not None
+    return pages, pages.windowed
 
 
 def run(pages: PageTable, slot: int, begin: int, end: int) -> None:

@@ -29,16 +29,10 @@ from specdist.utils.errors import UserError
 from tests.engine.harness import page_bytes
 from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head, write_code
 from tests.models.quantized_checkpoints import LAYOUTS, write
+from tests.models.test_quantized import DEEPSEEK
 
 CPU = torch.device("cpu")
 HERE = Placement(torch.float32, CPU)
-IN_BLOCKS = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
-    "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16, "v_head_dim": 16,
-    "max_position_embeddings": 256,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,7 +77,7 @@ def test_a_quantised_head_says_what_its_plain_numbers_say(
 ) -> None:
     """In blocks of float8, experts and latent attention with it; published projections are plain, or not.
     Rounding moves little probability, and reading one layer's scales for another's moves most of it."""
-    target = DeepseekV3ForCausalLM(DeepseekV3Config(**IN_BLOCKS)).float().eval()
+    target = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK)).float().eval()
     head = mtp_head(target)
     target.save_pretrained(tmp_path)
     save_head(head, "deepseek_v3", 2, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.heads.examples import bytes_per_example
 from specdist.models.heads.head import TokenHead, identify_draft, load_head, save_weights
 from specdist.models.heads.info import DraftIdentity, HeadInfo, HeadKind, read_head_info
 from specdist.utils.errors import UserError
 from tests.job.pair import Pair
+from tests.readme import documentation
 
 HIDDEN_SIZE = 6
 DRAFT = DraftIdentity(
@@ -199,3 +202,11 @@ def test_the_identity_of_a_draft_is_that_of_its_folder(pair: Pair, tmp_path: Pat
     assert identity.name == str(pair.draft)
     snapshot = shutil.copytree(pair.draft, tmp_path / "models--a--b" / "snapshots" / "0123abc")
     assert identify_draft(open_checkpoint("--draft", str(snapshot))).revision == "0123abc"
+
+
+def test_the_storage_of_examples_is_what_the_readme_says() -> None:
+    text = " ".join(documentation().split())
+    found = re.search(r"million of them take ([\d.]+) GB for a draft with a hidden size of ([\d,]+);", text)
+    assert found is not None
+    stored = bytes_per_example(int(found[2].replace(",", "")), "float16") / 1000
+    assert float(found[1]) == pytest.approx(stored, abs=0.005)

@@ -4,6 +4,7 @@ as a whole; states after thousands of rollbacks against those of a run without a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from specdist.models.recurrent.states import RecurrentStates, StatePass
 
 CPU = torch.device("cpu")
 WIDTH, NUM_SLOTS, BLOCK = 24, 3, 9
+NO_ATTENTION = SimpleNamespace(attend=None)
 LINEAR: dict[str, Any] = {
     "hidden_size": WIDTH, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6,
     "linear_value_head_dim": 8, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
@@ -76,7 +78,7 @@ class Slots:
         positions_T = np.concatenate([begin + np.arange(len(hidden)) for _, begin, hidden in parts])
         batch = FlatBatch(np.zeros(len(slots_T), np.int64), slots_T, positions_T)
         rows_TR, rest = self.mixer.project(torch.cat([hidden for _, _, hidden in parts]))
-        mixed_TO = StatePass(_NO_ATTENTION, self.states, self.states.places(batch)).mix(self.mixer, rows_TR)
+        mixed_TO = StatePass(NO_ATTENTION, self.states, self.states.places(batch)).mix(self.mixer, rows_TR)
         yield from self.mixer.output(mixed_TO, rest).split([len(hidden) for _, _, hidden in parts])
 
     def state_of(self, slot: int, num_tokens: int) -> Tensor:
@@ -84,14 +86,6 @@ class Slots:
         list(self.run([(slot, num_tokens, torch.zeros(self.num_rollback, WIDTH))]))
         [held] = self.states.states.values()
         return held[slot].clone()
-
-
-class _NoAttention:
-    def attend(self, layer: int, call: Any) -> Tensor:
-        raise AssertionError
-
-
-_NO_ATTENTION = _NoAttention()
 
 
 @torch.inference_mode()

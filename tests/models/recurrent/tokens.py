@@ -31,20 +31,24 @@ def runs_of(
 class MambaTokens:
     """Of Mamba 1 or 2: some sequences with a state before them."""
 
-    def __init__(self, version: int, num_tokens: int, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self, version: int, num_tokens: int, sizes: tuple[int, ...] = (HEADS, WIDTH, GROUPS, STATE)
+    ) -> None:
+        """``sizes`` of Mamba 2: heads, their width, groups, and numbers of a state."""
+        generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(NUM_SEQUENCES, *shape, generator=generator)
 
-        heads, width, groups = (HEADS, WIDTH, GROUPS) if version == 2 else (1, HEADS, 1)
-        steps = (2 * random(num_tokens, HEADS)).exp()
-        of_states = (random(num_tokens, groups, STATE) for _ in range(2))
+        num_heads, width, groups, state_size = sizes
+        heads, width, groups = (num_heads, width, groups) if version == 2 else (1, num_heads, 1)
+        steps = (2 * random(num_tokens, num_heads)).exp()
+        of_states = (random(num_tokens, groups, state_size) for _ in range(2))
         self.tokens = Mamba2Tokens(random(num_tokens, heads, width), steps, *of_states)
         # Some remember all tokens, and some none.
-        rates = -torch.logspace(-5, 1, HEADS * STATE if version == 1 else HEADS)
-        self.rates = rates.view(HEADS, STATE) if version == 1 else rates
-        self.state = random(heads, width, STATE)
+        rates = -torch.logspace(-5, 1, num_heads * state_size if version == 1 else num_heads)
+        self.rates = rates.view(num_heads, state_size) if version == 1 else rates
+        self.state = random(heads, width, state_size)
 
     def one_by_one(self) -> tuple[Tensor, Tensor]:
         """In float64: outputs [S, L, H, P], and states after 0, 1, ... tokens [S, L + 1, H, P, N]."""
@@ -71,8 +75,8 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 class DeltaTokens:
     """Of the gated delta rule, [S, H, L, ...]: with a decay of each head or of each of its keys' numbers."""
 
-    def __init__(self, num_tokens: int, num_decays: int, widths: tuple[int, int], seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, num_tokens: int, num_decays: int, widths: tuple[int, int]) -> None:
+        generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(NUM_SEQUENCES, HEADS, *shape, generator=generator)

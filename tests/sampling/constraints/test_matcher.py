@@ -6,12 +6,9 @@ import datetime
 import json
 import random
 import re
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jsonschema
-import llguidance
 import numpy as np
 import pytest
 
@@ -23,7 +20,8 @@ from specdist.sampling.constraints.matcher import (
     masks_of_everything,
     only_tokens,
 )
-from tests.sampling.constraints.letters import END, TOKENS, letters_grammars, letters_tokenizer, text_of
+from tests.sampling.constraints.letters import END, TOKENS, letters_grammars, text_of
+from tests.sampling.constraints.reference import allowed_by_llguidance, token_ids_of
 from tests.sampling.constraints.sentences import BYTES_END, byte_grammars, byte_tokenizer
 
 SCHEMAS = {
@@ -38,21 +36,6 @@ def allowed(grammars: Grammars, matcher: Matcher, vocab_size: int, token_ids: li
     return token_ids_of(mask[0])
 
 
-def token_ids_of(mask_W: np.ndarray) -> list[int]:
-    return np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist()
-
-
-@cache
-def fresh_tokenizer() -> Any:
-    return llguidance.hf.from_tokenizer(letters_tokenizer(), n_vocab=32, eos_token=END)
-
-
-def allowed_by_llguidance(grammar: str, token_ids: list[int]) -> list[int]:
-    matcher = llguidance.LLMatcher(fresh_tokenizer(), grammar)
-    assert matcher.consume_tokens(token_ids) if token_ids else True
-    return [i for i in token_ids_of(np.frombuffer(matcher.compute_bitmask(), np.uint8)) if i < len(TOKENS)]
-
-
 @pytest.mark.parametrize("pattern", ["(ab|d)c?(ddd[abc]|ab)d?", "a{2,5}(bc)*", "(a|ab)(c|bcd)(d*)"])
 def test_masks_are_a_function_of_the_tokens_alone(pattern: str) -> None:
     """Wherever the matcher was before: ahead, behind, in another branch, or astray."""
@@ -65,13 +48,13 @@ def test_masks_are_a_function_of_the_tokens_alone(pattern: str) -> None:
         token_ids = rng.choice(visited)
         assert matcher.follow(token_ids)
         found = allowed(grammars, matcher, len(TOKENS), token_ids)
-        assert found == allowed_by_llguidance(grammar, token_ids)
+        assert found == [*allowed_by_llguidance(grammar, tuple(token_ids))]
         forced = matcher.forced_after(token_ids)
         assert bool(forced) == (len(found) == 1)
         for index, token_id in enumerate(forced):
             before = [*token_ids, *forced[:index]]
             assert allowed(grammars, matcher, len(TOKENS), before) == [token_id]
-            assert allowed_by_llguidance(grammar, before) == [token_id]
+            assert allowed_by_llguidance(grammar, tuple(before)) == (token_id,)
         goes_on = [token_id for token_id in found if token_id != END]
         if goes_on:
             visited.append([*token_ids, rng.choice(goes_on)])
@@ -101,7 +84,7 @@ def test_masks_of_many_sequences_are_those_of_each() -> None:
     for _, row, token_ids, begin in places:
         for index in range(len(token_ids) - begin + 1):
             found = token_ids_of(masks[row + index])
-            assert found == allowed_by_llguidance(grammar, token_ids[: begin + index])
+            assert found == [*allowed_by_llguidance(grammar, tuple(token_ids[: begin + index]))]
 
 
 def test_a_single_allowed_token_is_found_in_any_word() -> None:

@@ -56,14 +56,18 @@ def test_acceptance_examples_are_those_of_plain_forwards(acceptance: Path, pair:
     assert check_acceptance(acceptance, PlainPair(pair, **FILTERED)) > 300
 
 
-def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
-    """A draft of the target's own weights in the same 8 bits is the target: every token is accepted."""
-    kinds = {"draft": options["target"], "draft_quantization": "int8", "target_quantization": "int8"}
-    kinds |= {"limit": 4, "max_new_tokens": 12}
-    output = tmp_path / "data"
-    assert run_here(main, **options | kinds, kind="acceptance", output=output).code == 0
-    acceptance = read_output(output)["acceptance"].to_numpy()
+def of_itself(model: Path, folder: Path, **options: Any) -> Path:
+    """A collection whose draft is the target: every token is accepted."""
+    run = {"target": model, "draft": model, "limit": 4, "kind": "acceptance", "output": folder / "data"}
+    assert run_here(main, **options | run).code == 0
+    acceptance = read_output(folder / "data")["acceptance"].to_numpy()
     assert len(acceptance) > 20 and acceptance.min() > 0.99
+    return folder / "data"
+
+
+def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
+    kinds = {"draft_quantization": "int8", "target_quantization": "int8", "max_new_tokens": 12}
+    output = of_itself(options["target"], tmp_path, **options | kinds)
     fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
     assert fingerprint["target_quantization"] == fingerprint["draft_quantization"] == "int8"
 
@@ -71,13 +75,8 @@ def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path
 def test_a_target_whose_layers_have_windows_runs_texts_that_are_longer(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its cache then holds whole texts: a draft of its own weights is always right."""
-    model = windowed_target(tmp_path / "model")
-    models = {"target": model, "draft": model, "limit": 4, "max_new_tokens": 40}
-    output = tmp_path / "data"
-    assert run_here(main, **options | models, kind="acceptance", output=output).code == 0
-    acceptance = read_output(output)["acceptance"].to_numpy()
-    assert len(acceptance) > 20 and acceptance.min() > 0.99
+    """Its cache then holds whole texts."""
+    of_itself(windowed_target(tmp_path / "model"), tmp_path, **options | {"max_new_tokens": 40})
 
 
 def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path) -> None:
@@ -131,14 +130,11 @@ def test_verifier_examples_are_those_of_plain_forwards(
 
 
 def test_there_are_equally_many_examples_of_the_four_kinds(verifier: Path) -> None:
-    data = read_output(verifier)
-    for row_id in set(data["row_id"].to_pylist()):
-        sizes = {len(examples_of(data, row_id, kind)) for kind in PREFIX_KINDS}
-        assert len(sizes) == 1 and sizes != {0}
-    stats = [json.loads(path.read_text()) for path in sorted((verifier / "stats").glob("*.json"))]
-    for shard in stats:
-        assert set(shard["num_examples_per_prefix_kind"]) == set(PREFIX_KINDS)
-        assert sum(shard["num_examples_per_prefix_kind"].values()) == shard["num_examples"]
+    for path in (verifier / "stats").glob("*.json"):
+        shard = json.loads(path.read_text())
+        counts = shard["num_examples_per_prefix_kind"]
+        assert set(counts) == set(PREFIX_KINDS) and len({*counts.values()} - {0}) == 1
+        assert sum(counts.values()) == shard["num_examples"]
 
 
 def test_rows_that_cannot_be_used_give_no_examples(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,9 +21,9 @@ from specdist.training.drafts import run as job
 from specdist.training.drafts import trainer as training
 from specdist.training.drafts.trainer import DraftTrainer
 from tests.engine.eagle import eagle_model
-from tests.job.launching import read_output, refused, run_here, run_process
+from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, noisy_copy
-from tests.ranks import REPOSITORY
+from tests.job.ranks import fork_ranks
 
 FAST = {"epochs": 2, "learning_rate": 2e-3, "prompt_rows": 0}
 
@@ -56,16 +59,35 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@dataclass
+class Trained:
+    """``written``: in each step the sum of the draft's weights, the seeds of its texts, and labels without
+    and with them."""
+
+    folder: Path
+    shown: dict[str, Any]
+    written: list[tuple[float, tuple[int, ...], torch.Tensor, torch.Tensor]]
+
+
 @pytest.fixture(scope="module")
-def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """By the target, with prompts."""
-    folder = tmp_path_factory.mktemp("trained") / "draft"
-    return folder, distilled(finished, folder, teacher="target", epochs=3, prompt_rows=2000)
+    folder, write, written = tmp_path_factory.mktemp("trained") / "draft", training.with_own_texts, []
+
+    def spied(inputs: dict[str, torch.Tensor], draft: Any, **kinds: Any) -> dict[str, torch.Tensor]:
+        found = write(inputs, draft, **kinds)
+        total = sum(float(weight.detach().double().sum()) for weight in draft.parameters())
+        written.append((total, tuple(kinds["seeds"]), inputs["labels"], found["labels"]))
+        return found
+
+    with mock.patch.object(training, "with_own_texts", spied):
+        shown = distilled(finished, folder, teacher="target", epochs=3, prompt_rows=2000)
+    return Trained(folder, shown, written)
 
 
-def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str, Any]]) -> None:
+def test_a_distilled_draft_is_accepted_more_often(trained: Trained) -> None:
     """On rows that it was not trained on; nothing but the draft and its record is left in the folder."""
-    folder, shown = trained
+    folder, shown = trained.folder, trained.shown
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.06
     record = json.loads((folder / "distillation.json").read_text())
     assert record["num_training_sequences"] + record["num_held_out_sequences"] == 96
@@ -76,20 +98,17 @@ def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str,
 
 
 def test_the_folder_is_a_draft_and_promises_what_a_run_finds(
-    trained: tuple[Path, dict[str, Any]], options: dict[str, Any], noisy: Path, tmp_path: Path
+    trained: Trained, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = {}
-    for name, draft in (("before", noisy), ("after", trained[0])):
-        ended = run_here(**options | {"draft": draft}, output=tmp_path / name, num_draft_tokens=1)
-        found[name] = ended.totals["draft_acceptance_rate"]
-        assert abs(found[name] - trained[1][f"acceptance_{name}"]) < 0.12
-    assert found["after"] > found["before"] + 0.06
+    ended = run_here(**options | {"draft": trained.folder}, output=tmp_path / "run", num_draft_tokens=1)
+    found = ended.totals["draft_acceptance_rate"]
+    assert abs(found - trained.shown["acceptance_after"]) < 0.12
+    assert found > trained.shown["acceptance_before"] + 0.06
 
 
-@pytest.mark.parametrize("changes", [{}, {"teacher": "tokens"}], ids=str)
-def test_every_teacher_teaches(changes: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """By default the log-probabilities that are recorded."""
-    shown = distilled(finished, tmp_path / "draft", **{"epochs": 4, "learning_rate": 1e-3} | changes)
+def test_the_target_s_tokens_teach(finished: Path, tmp_path: Path) -> None:
+    """Recorded log-probabilities, the default, do on two ranks below."""
+    shown = distilled(finished, tmp_path / "draft", epochs=4, learning_rate=1e-3, teacher="tokens")
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.01
 
 
@@ -121,34 +140,27 @@ def test_a_killed_training_ends_with_the_same_weights(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-def test_the_draft_writes_after_every_prompt_anew(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draft_writes_after_every_prompt_anew(trained: Trained) -> None:
     """As it is then: those texts, with their prompts, are what it learns from."""
-    write, seen, seeds = training.with_own_texts, [], []
-
-    def spied(inputs: dict[str, torch.Tensor], draft: Any, **kinds: Any) -> dict[str, torch.Tensor]:
-        found = write(inputs, draft, **kinds)
-        total = sum(float(weight.detach().double().sum()) for weight in draft.parameters())
-        seen.append((total, inputs["labels"], found["labels"]))
-        seeds.append(tuple(kinds["seeds"]))
-        return found
-
-    monkeypatch.setattr(training, "with_own_texts", spied)
-    shown = distilled(finished, tmp_path / "draft", teacher="target", epochs=1, prompt_rows=2000)
-    assert len({total for total, *_ in seen}) > len(seen) / 2 and len(set(seeds)) == len(seeds)
-    assert sum(int((before[:, 0] >= 0).sum()) for _, before, _ in seen) == shown["num_prompts"] == 22
-    for _, before, after in seen:
+    totals, seeds, *_ = zip(*trained.written, strict=True)
+    assert len(set(totals)) > len(totals) / 2 and len(set(seeds)) == len(seeds)
+    num_prompts = sum(int((before[:, 0] >= 0).sum()) for *_, before, _ in trained.written)
+    assert num_prompts == 3 * trained.shown["num_prompts"] == 3 * 22
+    for *_, before, after in trained.written:
         is_prompt = before[:, 0] >= 0
         grown = (after >= 0).sum(1) - (before >= 0).sum(1)
         assert bool((grown[is_prompt] > 0).all()) and not grown[~is_prompt].any()
 
 
+def on_a_rank(arguments: Sequence[str]) -> int:
+    """The command itself is not sent to other processes."""
+    return main(arguments)
+
+
 def test_two_ranks_share_the_training(finished: Path, tmp_path: Path) -> None:
     """A step of two ranks has the sequences of both."""
     run = FAST | {"run": finished, "epochs": 4, "batch_size": 4, "device": "cpu"}
-    script = REPOSITORY / "jobs" / "distill.py"
-    shown = run_process(2, script, **run, new_draft=tmp_path / "draft").totals
+    shown = fork_ranks(2, on_a_rank, **run, new_draft=tmp_path / "draft").totals
     assert shown["acceptance_after"] > shown["acceptance_before"] + 0.02
     history = json.loads((tmp_path / "draft" / "distillation.json").read_text())["history"]
     assert max(entry["step"] for entry in history) <= 4 * -(-shown["num_training_sequences"] // 8)
@@ -200,7 +212,7 @@ def test_mistakes_are_told(
 
 
 def test_what_the_run_does_not_have_is_told(finished: Path, pair: Pair, noisy: Path, tmp_path: Path) -> None:
-    """Log-probabilities; rows; its own target."""
+    """Log-probabilities; rows; its own target; a draft that is trained."""
     run = shutil.copytree(finished, tmp_path / "run")
     values = yaml.safe_load((run / "config.yaml").read_text())
     words = FAST | {"run": run, "new_draft": tmp_path / "draft"}
@@ -211,14 +223,8 @@ def test_what_the_run_does_not_have_is_told(finished: Path, pair: Pair, noisy: P
     refused(run_here(main, **words), "has fewer than 2 finished rows", "generate more")
     (run / "config.yaml").write_text(yaml.safe_dump(values | {"logprobs": None}))
     refused(run_here(main, **words, teacher="recorded"), "--teacher recorded needs a run", "--logprobs 20")
-
-
-def test_an_eagle_draft_is_not_trained(finished: Path, tmp_path: Path, pair: Pair) -> None:
-    """Nor one that the run does not use."""
-    target = AutoModelForCausalLM.from_pretrained(pair.target)
-    eagle_model(target, range(9)).save_pretrained(tmp_path / "eagle")
-    run = shutil.copytree(finished, tmp_path / "run")
-    values = yaml.safe_load((run / "config.yaml").read_text())
+    eagle_model(AutoModelForCausalLM.from_pretrained(pair.target), range(9)).save_pretrained(
+        tmp_path / "eagle"
+    )
     (run / "config.yaml").write_text(yaml.safe_dump(values | {"policy": "none"}))
-    words = FAST | {"run": run, "draft": tmp_path / "eagle", "new_draft": tmp_path / "draft"}
-    refused(run_here(main, **words), "is an EAGLE-3 draft", "name ")
+    refused(run_here(main, **words, draft=tmp_path / "eagle"), "is an EAGLE-3 draft", "name ")

@@ -55,18 +55,6 @@ _NOTHING = np.zeros(0, np.int64)
 NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
 
 
-class FoundBranches(NamedTuple):
-    """Branches that begin with a next token.
-
-    ``index_B``: index of the sequence among those looked up; ``draft_slots_B``: the branch's own slot;
-    ``lengths_B``: number of tokens after the next token.
-    """
-
-    index_B: np.ndarray
-    draft_slots_B: np.ndarray
-    lengths_B: np.ndarray
-
-
 class BranchTable:
     """The open branches of every slot."""
 
@@ -120,14 +108,17 @@ class BranchTable:
         self._token_ids[places] = branches.token_ids_B
         self._lengths[places] = lengths_B
 
-    def find(self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray) -> FoundBranches:
-        """The branches that begin at these positions with these tokens, at most one per slot."""
+    def find(
+        self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[B]: the branches that begin at these positions with these tokens, at most one per slot: the index
+        of the sequence among those looked up, the branch's own slot, and the tokens after its first one."""
         is_it = self._positions[slots_S] == positions_S[:, None]
         is_it &= self._token_ids[slots_S] == token_ids_S[:, None]
         lines, places = np.nonzero(is_it)
         slots = slots_S[lines]
         draft_slots = self._num_slots + slots * self.num_branches + places
-        return FoundBranches(lines, draft_slots, self._lengths[slots, places])
+        return lines, draft_slots, self._lengths[slots, places]
 
     def sizes(self, slots_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[S], [S]: each slot's open branches, and the tokens drafted in them."""

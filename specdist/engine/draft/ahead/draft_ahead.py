@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from specdist.engine.draft.ahead.branches import DraftBranches
 from specdist.engine.draft.steps.draft_loop import DraftLoop
@@ -27,7 +25,8 @@ from specdist.engine.messages.proposals import DRAW, ProposalRequest
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, RoundContext
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
-from specdist.sampling.distributions import SamplingSettings, verify_candidates
+from specdist.sampling.distributions import SamplingSettings, accepted
+from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import places_from
 
@@ -68,10 +67,10 @@ def verify_first(state: DraftState, request: ProposalRequest, positions_R: np.nd
         slots_W, positions_W = slots_R[drawn], positions_R[drawn]
         drafted_W = upload(target_W.device, token_ids_R[drawn])
         target_probabilities_W = target_W.probabilities_of(*drafted_W).cpu()
-        draft_probabilities_W = torch.from_numpy(state.probabilities[slots_W, positions_W])
-        keys_W = state.random_keys(slots_W, positions_W)
-        accepted_W = verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W).numpy()
-        is_hit_R[drawn] = is_verified_R[drawn] & accepted_W
+        draft_probabilities_W = state.probabilities[slots_W, positions_W]
+        uniforms_W = state.random_keys(slots_W, positions_W).uniforms(Purpose.ACCEPT).numpy()
+        is_accepted_W = accepted(target_probabilities_W.numpy(), draft_probabilities_W, uniforms_W)
+        is_hit_R[drawn] = is_verified_R[drawn] & is_accepted_W
     return FirstAhead(num_ahead_R, is_verified_R, is_hit_R)
 
 
@@ -157,17 +156,19 @@ class AheadDrafter:
             most_tokens=self.shape.num_ahead - 1 if is_asynchronous else None,
         )
 
-    def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:
-        """The most candidates [R] to draft before the reply, and whether the policy has a say; in one or
+    def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, RoundContext | None]]:
+        """The most candidates [R] to draft before the reply, and the round if the policy has a say; in one or
         several goes."""
         if not self.is_on:
-            return [(request.draft_now_R, True)]
-        redraft_R = request.num_redraft_R
+            return [(request.draft_now_R, self.round_now(request))]
+        redraft_R, wanted = request.num_redraft_R, list[tuple[np.ndarray, RoundContext | None]]()
+        if redraft_R.any():
+            wanted.append((redraft_R, None))
         if self._chooser is None or not self.shape.drafts_now:
-            return [(redraft_R, False)] if redraft_R.any() else []
+            return wanted
         num_ready_R = self._draft_state.num_candidates[request.slots_R]
         room_R = np.where(redraft_R, 0, np.maximum(0, request.draft_now_R - num_ready_R))
-        return [(redraft_R, False), (room_R, True)] if redraft_R.any() else [(room_R, True)]
+        return [*wanted, (room_R, self.round_now(request))]
 
     def observe(self, num_accepted_R: np.ndarray, is_rejected_R: np.ndarray) -> None:
         """The target has verified so many accepted tokens of each sequence, and perhaps a rejected one."""
@@ -261,8 +262,6 @@ class AheadDrafter:
             tails_R=tails_S,
             num_wanted_R=np.where(num_left_S, 0, np.minimum(room_S, 1)),
             reach_R=np.ones(len(slots_S)),
-            round=partial(self._round, request, slots_S, num_block_tokens, is_asynchronous=True),
-            uses_policy=False,
         )
         drafting = self._draft_loop.launch(first)
         if works_ahead_anyway:
@@ -293,7 +292,7 @@ class AheadDrafter:
                 num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
                 most_R=np.minimum(np.concatenate([most_S, most_B]), room_R),
                 reach_R=np.concatenate([first.reach_R, branches.chances_B]),
-                round=first.round,
+                round=self._round(request, slots_S, num_block_tokens, is_asynchronous=True),
             )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]

@@ -4,19 +4,14 @@ A pass over a token gives the head's estimate of that token, so the estimate com
 token's draw; the other features come with the draw. (A head that reads the drawing state gives its estimate
 with the draw, too.) A token that the draft has not drawn has no features.
 
-R sequences, A draft slots that are drafting, T tokens, C tokens of several sequences, one after the other,
-V vocabulary.
+R sequences, T tokens, C tokens of several sequences, one after the other.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
-from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
 # Index of a token's last feature, a block drafter's confidence in its place.
@@ -77,39 +72,3 @@ class TokenFeatures:
         if not self.are_kept:
             return
         self._features[:, targets[0], targets[1]] = self._features[:, sources[0], sources[1]]
-
-
-class HeadReader:
-    """The estimates of a draft's trained head: each of the token before the one that its pass draws, or, of a
-    head that reads the drawing state, of the drawn token itself."""
-
-    def __init__(self, head: HiddenStateHead, device: torch.device, features: TokenFeatures) -> None:
-        self._head, self._device, self._features = head, device, features
-
-    @property
-    def reads_drawing_state(self) -> bool:
-        """Whether an estimate comes with the token's draw."""
-        return self._head.reads_drawing_state
-
-    def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
-        """What the head reads beside hidden states, on the device.
-
-        Args:
-            places: of the tokens that the pass runs last.
-            features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
-                an earlier loop has kept them.
-        """
-        if not self._head.takes_features:
-            return None
-        if is_first:
-            (kept_3A,) = upload(self._device, self._features.head_inputs_at(places).astype(np.float64))
-            return kept_3A.float()
-        return features_3A
-
-    def of_step(self, estimates_A: Tensor, features_3A: Tensor | None) -> Tensor:
-        """The estimates of a pass and of the draw after it, on the device; ``features``: of what was
-        drawn."""
-        if not self.reads_drawing_state:
-            return estimates_A
-        assert features_3A is not None
-        return self._head.estimates_of_draws(estimates_A, features_3A)

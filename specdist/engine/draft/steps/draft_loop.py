@@ -88,7 +88,7 @@ class DraftLoop:
             self.forced = ForcedTokens(pipeline, draft_state, self.is_stop_V, self.pass_counts)
         self._waits = waits_after_each_step(runner, pipeline)
         self._lengths = RunLengths(policy.max_draft_tokens + 1)
-        self._chooses_blocks = runner.blocks is not None and pipeline is None and policy.is_for_batch
+        self._chooses_blocks = self._runs.blocks is not None and pipeline is None and policy.is_for_batch
         reads_drawing_state = runner.head is not None and runner.head.reads_drawing_state
         self._ends_after_pass = policy.needs_last_estimate and not reads_drawing_state
         self._has_warned = False
@@ -115,7 +115,8 @@ class DraftLoop:
         limits_R = tails_R + num_wanted_R
         if self.forced is not None and draft_batch.most_R is not None:
             limits_R = tails_R + np.where(self._are_over(draft_batch), 0, draft_batch.most_R)
-        looks = draft_batch.uses_policy and self._policy.looks_at_tokens and bool(num_wanted_R.any())
+        is_asked = draft_batch.round is not None
+        looks = is_asked and self._policy.looks_at_tokens and bool(num_wanted_R.any())
         drafting = Drafting(draft_batch, self._policy_state, looks, num_wanted_R, limits_R)
         if self._waits:
             self._runs.uniforms_of_all(drafting)
@@ -173,7 +174,7 @@ class DraftLoop:
         drafting.is_asked = True
         if self.forced is not None:
             self.forced.extend(drafting, np.flatnonzero(drafting.limits_R > drafting.batch.tails_R))
-        if not drafting.batch.uses_policy:
+        if drafting.batch.round is None:
             return
         index_A = np.flatnonzero(drafting.num_wanted_R)
         if len(index_A):

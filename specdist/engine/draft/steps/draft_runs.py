@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_features import HeadReader, Places
+from specdist.engine.draft.steps.draft_features import Places
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, LaunchedSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
 from specdist.models.batch.flat import FlatBatch
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.sampling.branch_estimates import DraftDraws
@@ -60,7 +61,8 @@ class DraftRuns:
         """``keeps_scores``: where draws are not random, too."""
         runner.reuses_logits = False  # they may be kept
         self._runner, self._draft_state, self._pipeline = runner, draft_state, pipeline
-        head = runner.head
+        head = self.head = runner.head
+        self.blocks = runner.blocks if isinstance(runner, DrafterRunner) else None
         self._draws = DraftDraws(
             settings=settings,
             vocab_size=vocab_size,
@@ -69,9 +71,6 @@ class DraftRuns:
             or (head is not None and (head.takes_features or head.reads_drawing_state)),
         )
         draft_state.features.are_kept = self._draws.keeps_features
-        self.head: HeadReader | None = None
-        if head is not None:
-            self.head = HeadReader(head, runner.device, draft_state.features)
         self.pass_counts = PassCounts(has_head=head is not None)
         self.pending: NextTokens | None = None
         # The longest recorded run of at most so many steps, by number of steps.
@@ -83,10 +82,10 @@ class DraftRuns:
 
     def confidences(self, drafting: Drafting, active_A: np.ndarray) -> np.ndarray:
         """[A, B]: run the blocks of these, from which steps will draw, and wait for what is known of every
-        place before any draw: see :class:`specdist.models.passes.runner.BlockForwards`."""
+        place before any draw: see :class:`specdist.models.drafters.runner.DraftBlocks`."""
         batch, index_A, _ = self._inputs(drafting.places(active_A, 0), None)
-        assert self._runner.blocks is not None
-        found_AB = self._runner.blocks.confidences(batch, index_A, self._draws.top_probabilities)
+        assert self.blocks is not None
+        found_AB = self.blocks.confidences(batch, index_A, self._draws.top_probabilities)
         self.pass_counts.count(self._runner.num_run(batch), 0)
         on_host: np.ndarray = found_AB.double().cpu().numpy()
         return on_host
@@ -153,7 +152,10 @@ class DraftRuns:
         self._note(places, drawn.scores_NV)
         step = Step(active_A, *drawn[:3])
         if self.head is not None and estimates_A is not None:
-            step = step._replace(estimates_A=self.head.of_step(estimates_A, step.features_3A))
+            if self.head.reads_drawing_state:
+                assert step.features_3A is not None
+                estimates_A = self.head.estimates_of_draws(estimates_A, step.features_3A)
+            step = step._replace(estimates_A=estimates_A)
         drafting.last_step = step
         return step
 
@@ -173,10 +175,12 @@ class DraftRuns:
             batch, index_A = self._catch_up(slots_A, positions_A)
         else:
             batch, index_A = FlatBatch(last.drawn_A, *earlier), np.arange(len(slots_A))
-        if self.head is None:
+        if self.head is None or not self.head.takes_features:
             return batch, index_A, None
-        features_3A = last and last.features_3A
-        return batch, index_A, self.head.inputs(earlier, features_3A, is_first=last is None)
+        if last is not None:
+            return batch, index_A, last.features_3A
+        kept_3A = self._draft_state.features.head_inputs_at(earlier).astype(np.float64)
+        return batch, index_A, upload(self._runner.device, kept_3A)[0].float()
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)

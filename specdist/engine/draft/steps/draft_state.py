@@ -177,9 +177,10 @@ class DraftState:
         return np.bincount(lines_C[sums_C - before_R[lines_C] <= most_free], minlength=len(slots_R))
 
     def put_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
-        """Candidates that were not drawn."""
+        """Candidates that were not drawn: a constraint forces them."""
         self.put_undrafted(places, token_ids_T)
-        self.probabilities[places], self.is_forced[places] = 1, False
+        self.probabilities[places] = 1
+        self.is_forced[places] = self.has_forced = True
         self.scores.keep_certain(places, token_ids_T)
 
     def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:

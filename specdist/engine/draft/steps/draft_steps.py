@@ -7,9 +7,7 @@ and last a head's estimates, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +29,8 @@ class DraftBatch:
         num_wanted_R: most tokens to draft.
         most_R: and so many with those on top that a constraint forces; by default no more.
         reach_R: probability that they will be needed; 1 except for branches.
-        round: for which is drafted.
-        uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
-            that repeats one of which the policy has decided before.
+        round: for which the policy decides; None where it is not asked: for a token in the place of a next
+            token, which is not a candidate, and for a block that repeats one of which it has decided before.
     """
 
     draft_slots_R: np.ndarray
@@ -41,14 +38,8 @@ class DraftBatch:
     tails_R: np.ndarray
     num_wanted_R: np.ndarray
     reach_R: np.ndarray
-    round: Callable[[], RoundContext]
-    uses_policy: bool = True
+    round: RoundContext | None = None
     most_R: np.ndarray | None = None
-
-    @cached_property
-    def known_round(self) -> RoundContext:
-        """Worked out once, where a policy asks for it."""
-        return self.round()
 
 
 class Step(NamedTuple):
@@ -222,6 +213,7 @@ class Drafting:
         earlier_estimates_DA: np.ndarray | None = None,
     ) -> DraftSequences:
         """What the policy is asked about, of those with these indices."""
+        assert self.batch.round is not None
         slots_A = self.batch.slots_R[index_A]
         return DraftSequences(
             slots_R=slots_A,
@@ -232,7 +224,7 @@ class Drafting:
             earlier_estimates_DR=earlier_estimates_DA,
             most_R=self.num_wanted_R[index_A],
             reach_R=self.batch.reach_R[index_A],
-            round=self.batch.known_round,
+            round=self.batch.round,
         )
 
 

@@ -56,7 +56,6 @@ class ForcedTokens:
         )
         places_T = places_from(lines_A, begins_A, counts_A)
         state.put_certain(places_T, ids_T)
-        state.is_forced[places_T] = state.has_forced = True
         if state.features.are_kept:
             state.features.keep(places_T, np.repeat(CERTAIN_FEATURES, len(ids_T), axis=1))
         self._pass_counts.count_forced(len(ids_T))
