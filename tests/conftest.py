@@ -49,7 +49,9 @@ LONG = {
 }  # fmt: skip
 # What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs
 # on the fake GPU (its rules, counts and memory are tested in each run), and families one by one.
-RARE = {"gpu/test_engine.py", "gpu/test_first_day.py", "models/test_family_runs.py"}
+RARE = {
+    "gpu/test_engine.py", "gpu/test_first_day.py", "models/test_family_runs.py", "lab/plan/test_public.py",
+}  # fmt: skip
 NUM_SLOWEST = 20
 TESTS = Path(__file__).parent
 # Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.

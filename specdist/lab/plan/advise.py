@@ -217,6 +217,7 @@ class Planner:
                 gpu=self._site.gpu,
                 tp_size=ranks,
                 context_tokens=self._work.mean_context_tokens,
+                prompt_tokens=self._work.prompt_tokens,
                 counts=counts,
                 sampling=self._work.sampling,
                 drafts=counts is DRAFT_PASS,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
@@ -46,9 +46,32 @@ GRAPH_S = 20 * US
 # The host waits for the device, and the device for what the host launches next. Assumed.
 SYNCHRONISATION_S = 15 * US
 PUBLISHED = "published peaks and assumed shares of them, not measured"
-WEIGHT_PRODUCTS = ("int8 weights", "int4 weights")
-INT8, INT8_AND_FLOAT8 = ("int8",), ("int8", "float8")
-# Without tensor cores for float8 (before compute capability 8.9), or for any 8-bit numbers.
+# Attention of prompts over products of a matrix: 127 to 239 of 631 TFLOP/s with heads of 128. Measured on one
+# H200, and taken for every GPU.
+ATTENTION_RATE = 0.33
+# Products of experts, of whole tiles of tokens, over those of one matrix. Fitted to published figures.
+EXPERTS_RATE = 0.6
+# Keys and values that attention reads, over a matrix: bytes per second. Fitted to published figures; 0.6 to
+# 1.0 were measured on one H200.
+CACHE_RATE = 0.8
+
+
+class Rates(NamedTuple):
+    """Products of quantised layers over plain ones: bytes of weights, and operations, per second."""
+
+    reads: float
+    computes: float
+
+
+# A matrix of 4,096 x 14,336 beside the bfloat16 layers of an 8B, with 1 and with 2,048 tokens. Measured on
+# one H200 (kernels.json and costs.json in jobs/benchmarks/h200), and taken for every GPU with such a product.
+MEASURED_RATES = {
+    "float8": Rates(0.35, 0.88),
+    "int8": Rates(0.32, 0.54),
+    "int8 weights": Rates(0.034, 0.0013),
+    "int4 weights": Rates(0.41, 0.042),
+}
+# Without tensor cores for float8 (before compute capability 8.9), or for bfloat16 and 8-bit numbers.
 WITHOUT_FLOAT8, WITHOUT_NARROW = ("a100-80", "a100-40", "a10", "rtx-3090"), ("v100-32",)
 
 
@@ -64,7 +87,9 @@ class Gpu:
         has_bfloat16: whether 16-bit products may be bfloat16.
         bandwidth_efficiency, arithmetic_efficiency: share of the peaks that kernels reach.
         reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
-        narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
+        products: of quantised layers, by their kind, where torch has a kernel.
+        attention_rate, experts_rate: of operations of prompts' attention and of experts, over those of plain
+            products; cache_rate: of bytes of keys and values over those of a matrix.
         kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
             itself, of launching a graph, and of a wait of the host for the device.
         sums, sampling: as measured; without any, by bytes.
@@ -83,7 +108,10 @@ class Gpu:
     bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
     arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
     reserved_bytes: int = GIB
-    narrow_products: tuple[str, ...] = ()
+    products: dict[str, Rates] = field(default_factory=dict)
+    attention_rate: float = ATTENTION_RATE
+    experts_rate: float = EXPERTS_RATE
+    cache_rate: float = CACHE_RATE
     kernel_s: float = KERNEL_S
     eager_kernel_s: float = EAGER_KERNEL_S
     graph_s: float = GRAPH_S
@@ -97,16 +125,6 @@ class Gpu:
     def sustained_bytes_per_s(self) -> float:
         """Rate at which kernels read memory."""
         return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
-
-    def has_product(self, kind: str | None) -> bool:
-        """Whether torch has a kernel for products of quantised layers of this kind on it. Those of narrow
-        weights with plain inputs are for bfloat16."""
-        return kind in self.narrow_products or (kind in WEIGHT_PRODUCTS and self.has_bfloat16)
-
-    def narrow_flops_per_s(self, kind: str | None, bytes_per_number: int) -> float:
-        """Rate of products of quantised layers."""
-        factor = 2 if kind in self.narrow_products else 1
-        return factor * self.sustained_flops_per_s(bytes_per_number)
 
     def sustained_flops_per_s(self, bytes_per_number: int) -> float:
         """Rate of products of numbers of this width."""
@@ -225,7 +243,11 @@ def _gpu(
         link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
         has_bfloat16=has_bfloat16,
         device=device,
-        narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
+        products={
+            kind: rates
+            for kind, rates in MEASURED_RATES.items()
+            if name not in WITHOUT_NARROW and (kind != "float8" or name not in WITHOUT_FLOAT8)
+        },
     )
 
 

@@ -13,6 +13,7 @@ from specdist.config.groups import MTP, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend
+from specdist.lab.plan.basis import bases, bases_lines
 from specdist.lab.plan.hardware import GB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
@@ -115,15 +116,18 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     if config.output_config is not None:
         _write_config(config.output_config, run_yaml(options, command, launch))
     longest = longest_row(chosen, work, max_positions)
+    rests_on = bases(chosen, target, draft, site)
     parts += [
         plan_table(plans, chosen, config.gpu_price),
         reason(plans, chosen, target, site),
+        bases_lines(rests_on),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
         "\n".join([*launch, *filter(None, [shapes_note(options)])]),
     ]
     document |= {
         "plans": [plan_document(plan, config.gpu_price) for plan in plans],
         "recommended": plan_document(chosen, config.gpu_price),
+        "rests_on": rests_on,
         "options": options,
         "launch": {"commands": commands, "num_nodes": num_nodes},
     }

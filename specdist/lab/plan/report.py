@@ -92,6 +92,9 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
     """Why this plan, in sentences."""
     gpu, width = site.gpu, target.bytes_per_number
     free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
+    if (rates := gpu.products.get(target.product or "")) is not None:
+        narrow_width = target.quantized_bytes / target.num_quantized
+        free_tokens *= rates.computes / rates.reads * narrow_width / width
     reads = [(target.streamed_bytes(1) + target.expert_bytes(1, count)) / GIB for count in (1, 8, 64)]
     limit = (
         "A target pass reads the experts that any of its tokens chooses: of the weights {:.1f} GiB for a "

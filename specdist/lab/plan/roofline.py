@@ -1,8 +1,10 @@
 """Predicted pass times, from sizes and peaks: the roofline model (Williams, Waterman, Patterson 2009).
 
-Matrices, experts and attention run one after the other, each for the longer of reading and arithmetic; then
-come the all-reduces, two per layer, and what the roofline does not know. Of experts a pass reads the distinct
-ones of all its tokens, as many as uniform routing is expected to choose, which is an upper bound: see
+Matrices, experts and attention run one after the other, each for the longer of reading and arithmetic;
+quantised layers at the rates that were measured of their products, experts in whole tiles of tokens, and
+attention at a rate of its own. Then come the all-reduces, two per layer, and what the roofline does not know.
+Of experts a pass reads the distinct ones of all its tokens, as many as uniform routing is expected to choose,
+which is an upper bound: see
 :class:`specdist.models.sizes.sizes.Experts`. The context length enters through reading the
 cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
 tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
@@ -47,6 +49,9 @@ NORMALISER_BYTES = 30
 RESIDUAL_BYTES = 60
 # Assumed for the host between two target passes: scheduling, committing, stop conditions.
 ROUND_S = 0.5e-3
+# The same for each running sequence. Fitted to published figures; this engine's own took 4 to 5 microseconds
+# on a CPU (jobs/benchmarks/tables/emulation.md).
+ROW_S = 3e-6
 # Assumed for the messages to the draft's rank and back; in one process it is less.
 PROPOSAL_S = 0.2e-3
 # Kernels for a layer's seven products with four inputs: one that rounds an input, and of integers three that
@@ -56,6 +61,9 @@ ROUNDING_KERNELS: dict[str | None, int] = {"float8": 4, "int8": 4 + 7 * 3}
 # of at least a kernel, and what they read or write for every expert of a token, in rows of the hidden size
 # and of the inner width. Counted from the code.
 ROUTING_KERNELS, ROUTED_ROWS, ROUTED_PRODUCTS = 16, 8, 7
+# Tokens that a product of an expert computes at a time; the last tile of each is half empty. Fitted to
+# published figures, as the nearest of the sizes that kernels have.
+EXPERT_TILE_ROWS = 64
 # Operations that make keys and values of the target's states, and put them into a layer's pages. Counted from
 # the code.
 CONTEXT_KERNELS = 8
@@ -177,7 +185,8 @@ class SamplingTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache.
+    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache, and had prompts
+    of ``prompt_tokens`` (None: as many).
 
     ``counts`` are those of the model's side of a round, a draft's or a target's. ``sampling``: how tokens are
     drawn, by a draft or a target; None counts nothing for it. ``rounds_apart``: inputs of products of 8 bits
@@ -190,6 +199,7 @@ class Placement:
     gpu: Gpu
     tp_size: int = 1
     context_tokens: float
+    prompt_tokens: float | None = None
     counts: PassCounts = TARGET_PASS
     sampling: SamplingSettings | None = None
     drafts: bool = False
@@ -199,33 +209,66 @@ class Placement:
     def pass_s(self, num_tokens: float, num_rows: float, num_logits: float | None = None) -> float:
         """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences. ``num_logits``: tokens
         whose logits are wanted; None: of all."""
+        sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
+        return self._shared_s(num_tokens) + self.attention_s(num_tokens, num_rows) + sampling_s
+
+    def prompt_s(self, num_tokens: float) -> float:
+        """Seconds of a pass of so many tokens of prompts, none of which is sampled from. On average they
+        attend to half of their prompt."""
+        prompt_tokens = self.context_tokens if self.prompt_tokens is None else self.prompt_tokens
+        flops_s = self._attention_flops_s(prompt_tokens / 2, min(prompt_tokens, num_tokens))
+        return self._shared_s(num_tokens) + num_tokens * flops_s
+
+    def _shared_s(self, num_tokens: float) -> float:
+        """Seconds of a pass's parts that are the same whichever sequences the tokens are of."""
+        message_bytes = num_tokens * self.model.hidden_size * self.model.bytes_per_number
+        sum_s = self.gpu.all_reduce_s(message_bytes, self.tp_size, reads_peers=self.reads_peers)
+        sums_s = ALL_REDUCES_PER_LAYER * len(self.model.layers) * sum_s
+        return self.matrices_s(num_tokens) + self.experts_s(num_tokens) + sums_s + self.overhead_s(num_tokens)
+
+    def matrices_s(self, num_tokens: float) -> float:
+        """Seconds of all products but those of experts."""
         model, gpu, tp_size = self.model, self.gpu, self.tp_size
         flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
-        narrow_flops = 2 * model.num_quantized_on(tp_size)
-        narrow_per_s = gpu.narrow_flops_per_s(model.product, model.bytes_per_number)
-        flops_s = (model.flops_per_token(tp_size) - narrow_flops) / flops_per_s + narrow_flops / narrow_per_s
-        streamed = model.streamed_bytes(tp_size, has_product=gpu.has_product(model.product))
-        matrices_s = max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops_s)
-        of_attention = tp_size, self.context_tokens, num_tokens / num_rows
-        attention_s = max(
-            num_rows
-            * (model.cache_read_bytes(*of_attention) + 2 * model.states.state_bytes(tp_size))
-            / gpu.sustained_bytes_per_s,
-            num_tokens * (model.attention_flops(*of_attention) + model.states.flops(tp_size)) / flops_per_s,
+        rates = gpu.products.get(model.product or "")
+        streamed = model.streamed_bytes(tp_size, has_product=rates is not None)
+        flops = model.flops_per_token(tp_size)
+        narrow_s = 0.0
+        if rates is not None:
+            narrow_bytes = model.quantized_bytes_on(tp_size)
+            narrow_flops = 2 * model.num_quantized_on(tp_size)
+            streamed, flops = streamed - narrow_bytes, flops - narrow_flops
+            narrow_s = max(
+                narrow_bytes / (rates.reads * gpu.sustained_bytes_per_s),
+                num_tokens * narrow_flops / (rates.computes * flops_per_s),
+            )
+        return narrow_s + max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops / flops_per_s)
+
+    def experts_s(self, num_tokens: float) -> float:
+        """Seconds of the products of experts, each of which computes whole tiles of tokens."""
+        model, gpu = self.model, self.gpu
+        flops_per_s = gpu.experts_rate * gpu.sustained_flops_per_s(model.bytes_per_number)
+        return max(
+            model.expert_bytes(self.tp_size, num_tokens) / gpu.sustained_bytes_per_s,
+            model.expert_flops(self.tp_size, num_tokens, EXPERT_TILE_ROWS) / flops_per_s,
         )
-        experts_s = max(
-            model.expert_bytes(tp_size, num_tokens) / gpu.sustained_bytes_per_s,
-            model.expert_flops(tp_size, num_tokens) / flops_per_s,
+
+    def attention_s(self, num_tokens: float, num_rows: float) -> float:
+        """Seconds of attention, and of recurrent layers' states, of tokens spread over sequences."""
+        model, gpu, num_queries = self.model, self.gpu, num_tokens / num_rows
+        read = model.cache_read_bytes(self.tp_size, self.context_tokens, num_queries) / gpu.cache_rate
+        read += 2 * model.states.state_bytes(self.tp_size)
+        return max(
+            num_rows * read / gpu.sustained_bytes_per_s,
+            num_tokens * self._attention_flops_s(self.context_tokens, num_queries),
         )
-        message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
-        sums_s = (
-            ALL_REDUCES_PER_LAYER
-            * len(model.layers)
-            * gpu.all_reduce_s(message_bytes, tp_size, reads_peers=self.reads_peers)
-        )
-        sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
-        products_s = matrices_s + experts_s + attention_s
-        return products_s + sums_s + self.overhead_s(num_tokens) + sampling_s
+
+    def _attention_flops_s(self, context_tokens: float, num_queries: float) -> float:
+        """Seconds of the operations of a token of a sequence's ``num_queries``."""
+        model, tp_size = self.model, self.tp_size
+        flops = model.attention_flops(tp_size, context_tokens, num_queries) / self.gpu.attention_rate
+        flops += model.states.flops(tp_size)
+        return flops / self.gpu.sustained_flops_per_s(model.bytes_per_number)
 
     def contexts_s(self, num_tokens: float) -> float:
         """Seconds in which a drafter of blocks makes keys and values of the target's states of so many
@@ -272,13 +315,13 @@ def roofline_costs(
         most_draft_rows: of a draft step, with branches.
     """
     target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
-    target_prefill = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows), 0), most_tokens)
+    target_prefill = _curve(target.prompt_s, most_tokens)
     if draft is None:
         nothing = Curve([1], [0])
         return ReplicaCosts(
             CostModel(target_curve, nothing),
             nothing,
-            round_s=ROUND_S,
+            round_s=ROUND_S + num_rows * ROW_S,
             proposal_s=0.0,
             target_prefill=target_prefill,
         )
@@ -294,13 +337,13 @@ def roofline_costs(
         draft_prefill = _curve(draft.contexts_s, most_tokens)
     else:
         passes = CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows))
-        draft_prefill = _curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens)
+        draft_prefill = _curve(draft.prompt_s, most_tokens)
     context = ContextCosts(draft_prefill_ns=float(draft_prefill(PROMPT_TOKENS)) / PROMPT_TOKENS)
     passes = replace(passes, context=context)
     return ReplicaCosts(
         passes=passes,
         draft_prefill=draft_prefill,
-        round_s=ROUND_S,
+        round_s=ROUND_S + num_rows * ROW_S,
         proposal_s=PROPOSAL_S,
         state_bytes=state_bytes,
         state_s=target.gpu.send_s(state_bytes),

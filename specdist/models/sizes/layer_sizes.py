@@ -151,13 +151,16 @@ class Experts:
         own, share = -(-self.num_experts // tp_size), distinct / self.num_experts
         return min(own, _most(own * share, own * share * (1 - share), tp_size))
 
-    def num_pairs(self, num_tokens: float, tp_size: int, *, is_whole: bool) -> float:
-        """Pairs of a token and an expert that a rank computes, in whole experts, as many as fill the tiles:
-        a part of every pair, or those of whole experts of the rank that has the most of them."""
+    def num_pairs(self, num_tokens: float, tp_size: int, tile_rows: int = 1, *, is_whole: bool) -> float:
+        """Pairs of a token and an expert that a rank computes, in whole experts, as many as fill the tiles of
+        ``tile_rows`` tokens, of which the last of each expert is half empty: a part of every pair, or those
+        of whole experts of the rank that has the most of them."""
         pairs = self.num_chosen * num_tokens
-        width, own = self.width / tp_size, pairs / tp_size
+        empty = (tile_rows - 1) / 2 * self.num_read(num_tokens, tp_size, is_whole=is_whole)
+        width, own = self.width / tp_size, (pairs + empty) / tp_size
         if is_whole:
-            width, own = self.width, _most(own, own * (1 - 1 / tp_size), tp_size)
+            own = pairs / tp_size
+            width, own = self.width, _most(own, own * (1 - 1 / tp_size), tp_size) + empty
         return own * math.ceil(width / TILE_WIDTH) * TILE_WIDTH / width
 
 

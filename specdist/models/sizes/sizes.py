@@ -127,7 +127,7 @@ class ModelSize:
             * each.rank_bytes(self._parts_of_experts(tp_size), self.bytes_per_number)
             for each in self.experts
         )
-        quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
+        quantized = self.quantized_bytes_on(tp_size)
         return plain * self.bytes_per_number + quantized + int(experts)
 
     def shared_bytes(self, tp_size: int) -> int:
@@ -140,6 +140,10 @@ class ModelSize:
     def num_quantized_on(self, tp_size: int) -> float:
         """Quantised numbers on one rank."""
         return self.num_quantized / tp_size + self.num_whole_quantized
+
+    def quantized_bytes_on(self, tp_size: int) -> int:
+        """Bytes of these, with their scales."""
+        return self.quantized_bytes // tp_size + self.whole_quantized_bytes
 
     def _parts_of_experts(self, tp_size: int) -> int:
         """The number of parts that each expert is cut into."""
@@ -155,11 +159,11 @@ class ModelSize:
             for each in self.experts
         )
 
-    def expert_flops(self, tp_size: int, num_tokens: float) -> float:
-        """Operations of a pass in experts, on the rank that computes the most."""
+    def expert_flops(self, tp_size: int, num_tokens: float, tile_rows: int = 1) -> float:
+        """Operations of a pass in experts, in tiles of so many tokens, on the rank that computes the most."""
         computed = sum(
             each.num_layers
-            * each.num_pairs(num_tokens, tp_size, is_whole=self.has_whole_experts)
+            * each.num_pairs(num_tokens, tp_size, tile_rows, is_whole=self.has_whole_experts)
             * each.num_numbers
             for each in self.experts
         )
@@ -203,7 +207,7 @@ class ModelSize:
         """Bytes of weights that a pass of any size reads on one rank, but for experts. Without a ``product``
         on the device a quantised layer is dequantised in memory, and read again."""
         cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
-        quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
+        quantized = self.quantized_bytes_on(tp_size)
         if not has_product:
             quantized += int(2 * self.num_quantized_on(tp_size) * self.bytes_per_number)
         return (cut + self.num_whole) * self.bytes_per_number + quantized

@@ -81,6 +81,7 @@ class Emulation:
         shared: dict[str, Any] = {
             "gpu": find_gpu(config.emulate, dtype, config.calibration),
             "context_tokens": config.prompt_tokens + config.output_tokens / 2,
+            "prompt_tokens": config.prompt_tokens,
             "sampling": SamplingSettings(temperature=config.temperature),
         }
         self.target = Placement(model=target, tp_size=config.tp_size, counts=TARGET_PASS, **shared)

@@ -113,12 +113,24 @@ def test_a_pass_reads_what_was_counted_by_hand(qwen: ModelSize, num_tokens: int)
     assert found == pytest.approx(read / GPU.sustained_bytes_per_s, rel=1e-9)
 
 
+def test_experts_compute_whole_tiles_of_tokens() -> None:
+    """gpt-oss-120b in MXFP4 with 512 tokens: 16 for each of 128 experts, and half a tile of 64."""
+    placement = Placement(model=named(GPT_OSS), gpu=GPU, context_tokens=0)
+    (experts,) = placement.model.experts
+    distinct = 128 * (1 - (124 / 128) ** 512)
+    flops = 36 * 2 * experts.num_numbers * (512 * 4 + 63 / 2 * distinct)
+    assert placement.experts_s(512) == pytest.approx(flops / (0.6 * GPU.sustained_flops_per_s(2)))
+    # They take longer than to be read, which would do without tiles.
+    assert placement.experts_s(512) > placement.model.expert_bytes(1, 512) / GPU.sustained_bytes_per_s
+
+
 def test_ranks_share_experts_and_all_of_them_take_memory(qwen: ModelSize) -> None:
     assert qwen.weight_bytes(1) == 2 * qwen.num_parameters
     whole = 2 * (48 * (2 * 2048 + 2 * 128 + ROUTER) + 2048 + TABLE)
     assert qwen.weight_bytes(4) == whole + (qwen.weight_bytes(1) - whole) // 4
     assert qwen.expert_bytes(4, 9) == qwen.expert_bytes(1, 9) / 4
     assert qwen.expert_flops(4, 9) == qwen.expert_flops(1, 9) / 4
+    assert qwen.expert_flops(4, 9, 64) == pytest.approx(qwen.expert_flops(1, 9, 64) / 4)
 
 
 @pytest.mark.parametrize("num_tokens", [9, 200])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from transformers import LlamaConfig
 
 from specdist.lab.plan.hardware import (
+    CACHE_RATE,
     EAGER_KERNEL_S,
     GPUS,
     GRAPH_S,
@@ -26,6 +28,7 @@ from specdist.lab.plan.roofline import (
 from specdist.models.quantized.quantized import requested_format
 from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.errors import UserError
+from tests.ranks import REPOSITORY
 
 HALF_BYTES = 2
 TP_SIZE = 4
@@ -125,8 +128,8 @@ def test_kernels_launches_and_waits_are_paid_for_by_their_number(draft: ModelSiz
 def test_the_cache_is_read_for_every_row(target: ModelSize) -> None:
     gpu = GPUS["h100-sxm"]
     near, far = (Placement(model=target, gpu=gpu, context_tokens=tokens) for tokens in (0, LONG))
-    read_bytes = 64 * LONG * target.cache_bytes_per_token(1)
-    assert far.pass_s(64, 64) - near.pass_s(64, 64) == pytest.approx(read_bytes / gpu.sustained_bytes_per_s)
+    read_s = 64 * LONG * target.cache_bytes_per_token(1) / (CACHE_RATE * gpu.sustained_bytes_per_s)
+    assert far.pass_s(64, 64) - near.pass_s(64, 64) == pytest.approx(read_s)
 
 
 def test_a_cache_in_eight_bits_takes_a_scale_of_each_head(target: ModelSize) -> None:
@@ -144,19 +147,51 @@ def test_names_of_gpus() -> None:
         find_gpu("v100-32", "bfloat16")
 
 
-def test_eight_bits_are_read_in_half_the_time_where_there_is_a_kernel(target: ModelSize) -> None:
+def test_quantised_products_have_the_rates_that_were_measured() -> None:
+    """One matrix's over those of all bfloat16 matrices of the 8B's layer, on one H200."""
+    kernels, costs = (
+        json.loads((REPOSITORY / f"jobs/benchmarks/h200/{name}.json").read_text(encoding="utf-8"))
+        for name in ("kernels", "costs")
+    )
+    of_layer = [one for one in costs["products"] if (one["model"], one["dtype"]) == ("8B", "bfloat16")]
+    plain = {one["num_tokens"]: one for one in of_layer}
+    for kind, kernel in (
+        ("float8", "_scaled_mm by rows"), ("int8", "_int_mm"), ("int8 weights", "_weight_int8pack_mm"),
+        ("int4 weights", "_weight_int4pack_mm"),
+    ):  # fmt: skip
+        found = [one for one in kernels["kernels"] if one["kernel"] == f"{kind}: torch.{kernel}"]
+        narrow = {one["size"]: one for one in found}
+        reads = narrow["1 tokens"]["gb_per_s"] / plain[1]["gb_per_s"]
+        computes = narrow["2048 tokens"]["tflop_per_s"] / plain[2048]["tflop_per_s"]
+        assert GPUS["h200"].products[kind] == pytest.approx((reads, computes), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "h200", "b200", "l40s"])
+def test_float8_is_slower_than_bfloat16_at_every_size_until_another_is_measured(
+    target: ModelSize, name: str
+) -> None:
     form = requested_format("float8", 8192)
     assert form is not None and form.product == "float8"
     narrow = dataclasses.replace(
         target, num_quantized=target.num_cut, quantized_bytes=target.num_cut, product=form.product
     )
 
-    def pass_s(model: ModelSize, name: str, num_tokens: int) -> float:
-        gpu = GPUS[name]
-        placement = Placement(model=model, gpu=gpu, context_tokens=0, counts=NO_COUNTS)
-        return placement.pass_s(num_tokens, 1) - (placement.overhead_s(num_tokens))
+    def matrices_s(model: ModelSize, name: str, num_tokens: int) -> float:
+        return Placement(model=model, gpu=GPUS[name], context_tokens=0).matrices_s(num_tokens)
 
-    assert pass_s(narrow, "h100-sxm", 1) == pytest.approx(pass_s(target, "h100-sxm", 1) / 2, rel=0.02)
-    assert pass_s(narrow, "h100-sxm", 4096) == pytest.approx(pass_s(target, "h100-sxm", 4096) / 2, rel=0.02)
+    for num_tokens, factor in ((1, 1 / 0.35 / 2), (160, None), (4096, 1 / 0.88)):
+        found = matrices_s(narrow, name, num_tokens) / matrices_s(target, name, num_tokens)
+        assert found > 1 and (factor is None or found == pytest.approx(factor, rel=0.02))
     # Without products of FP8 every layer is written in plain numbers, and read again.
-    assert pass_s(narrow, "a100-80", 1) > 2 * pass_s(target, "a100-80", 1)
+    assert matrices_s(narrow, "a100-80", 1) > 2 * matrices_s(target, "a100-80", 1)
+
+
+def test_prompts_attend_to_half_of_themselves_at_a_rate_of_its_own(target: ModelSize) -> None:
+    """2,048 tokens of prompts of 16,384: two products of 64 heads of 128 in 80 layers with 8,192 keys."""
+    gpu = GPUS["h100-sxm"]
+    found, without = (
+        Placement(model=target, gpu=gpu, context_tokens=2 * LONG, prompt_tokens=tokens).prompt_s(2048)
+        for tokens in (LONG, 0)
+    )
+    flops = 2048 * 80 * 2 * 64 * 2 * 128 * LONG / 2
+    assert found - without == pytest.approx(flops / (0.33 * gpu.sustained_flops_per_s(2)))
