@@ -163,7 +163,7 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
-                    put_off=self._lazy and self._lazy.put_off(slots_R),
+                    put_off=None if self._lazy is None else self._lazy.put_off(slots_R),
                     round=round,
                 )
             )
