@@ -25,7 +25,7 @@ from tests.job.launching import parse, run_here
 from tests.job.ranks import fork_ranks
 
 COSTS = CostModel(
-    Curve([1, 8], [2000, 3000]), Curve([1, 8], [100, 100]), ContextCosts(7, 8, 1.0, 2.0, 3.0, 4.0)
+    Curve([1, 8], [2000, 3000]), Curve([1, 8], [100, 100]), ContextCosts(7, 8, 1.0, 2.0, 3.0, 4.0, 5.0)
 )
 SAMPLED: dict[str, Any] = {"policy": "goodput", "temperature": 1.0, "max_num_seqs": 4}
 
@@ -93,7 +93,7 @@ def test_medians_of_rounds_scale_costs_that_are_off_from_each_other() -> None:
         assert ratios.factors() == (expected and pytest.approx(expected, rel=1e-3))
     found = scaled(COSTS, 2.0, 0.01)
     assert (found.target.ns, found.draft.ns) == ([4000, 6000], [1, 1])
-    assert dataclasses.astuple(found.context) == pytest.approx((7, 8, 2.0, 4.0, 0.03, 0.04))
+    assert dataclasses.astuple(found.context) == pytest.approx((7, 8, 2.0, 4.0, 0.03, 0.04, 0.05))
 
 
 def test_a_restart_goes_on_with_the_costs_that_a_shard_was_begun_with(
