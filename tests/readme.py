@@ -180,17 +180,21 @@ def first_sentence(path: Path) -> str:
     return re.sub(r":(?:class|func|mod|meth):", "", sentence).replace("``", "`").rstrip(".:")
 
 
+def write_block(path: Path, name: str, block: str) -> None:
+    """Put a text between a page's markers of this name, if it has them."""
+    text, begin, end = path.read_text(encoding="utf-8"), f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if begin in text:
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{block}\n\n{end}{rest.partition(end)[2]}"
+        path.write_text(text, encoding="utf-8")
+
+
 def write_generated() -> None:
     """Bring every generated block up to date."""
     blocks_by_name = generated()
     for path in READMES:
-        text = path.read_text(encoding="utf-8")
         for name, block in blocks_by_name.items():
-            begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-            if begin in text:
-                before, _, rest = text.partition(begin)
-                text = f"{before}{begin}\n\n{block}\n\n{end}{rest.partition(end)[2]}"
-        path.write_text(text, encoding="utf-8")
+            write_block(path, name, block)
 
 
 if __name__ == "__main__":

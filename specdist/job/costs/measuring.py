@@ -79,7 +79,7 @@ ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of a draft whose
     blocks are one pass, also what that takes beyond its steps, over the number of sequences, and what context
-    adds to it for each; and of any draft a token of a prompt."""
+    adds to it for each; and of a draft that may put off prompts, a token of one."""
 
     passes: Curve
     slopes: tuple[float, float]
@@ -127,6 +127,7 @@ def measure_costs(
             draft,
             num_branch_slots=num_branch_slots,
             uses_features=uses_features,
+            may_put_off=not topology.has_draft_rank,
             budget=Budget(left_ns),
             workload=workload,
         )
@@ -240,9 +241,10 @@ def measure_draft(
     num_branch_slots: int,
     workload: Workload,
     uses_features: bool,
+    may_put_off: bool,
     budget: Budget,
 ) -> ModelTimes:
-    """Measure the draft, on its rank."""
+    """Measure the draft, on its rank. ``may_put_off``: it may run prompts only when it drafts after them."""
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
@@ -261,11 +263,12 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    num_tokens = min(PROMPT_TOKENS[timer.is_asynchronous], assembly.scheduling.max_seq_len - 1)
-    prompt_ns = float(found.passes(num_tokens))
-    if budget.until(1.0)(NUM_PROMPTS * prompt_ns):
-        prompt_ns = min(timer.prompt_ns(num_tokens) for _ in range(NUM_PROMPTS))
-    found = found._replace(prefill_ns=prompt_ns / num_tokens)
+    if not isinstance(draft, DrafterRunner) and may_put_off:
+        num_tokens = min(PROMPT_TOKENS[timer.is_asynchronous], assembly.scheduling.max_seq_len - 1)
+        prompt_ns = float(found.passes(num_tokens))
+        if budget.until(1.0)(NUM_PROMPTS * prompt_ns):
+            prompt_ns = min(timer.prompt_ns(num_tokens) for _ in range(NUM_PROMPTS))
+        return found._replace(prefill_ns=prompt_ns / num_tokens)
     if not isinstance(draft, DrafterRunner) or draft.blocks is None:
         return found
     timer(widest, widest, contexts[0])
@@ -280,7 +283,7 @@ def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
     sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
     beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
     beyond_steps = Curve(sizes, beyond.tolist())
-    return ModelTimes(steps, (0.0, 0.0), beyond_steps, row_ns, blocks.prefill_ns)
+    return ModelTimes(steps, (0.0, 0.0), beyond_steps, block_row_ns=row_ns)
 
 
 def combined_costs(

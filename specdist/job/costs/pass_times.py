@@ -100,16 +100,18 @@ class PassTimer:
     def __call__(self, num_rows: int, num_tokens: int, num_context_tokens: int) -> int:
         """Nanoseconds of a pass over so many tokens, spread over the rows, until the device has finished."""
         self._tell((num_rows, num_tokens, num_context_tokens))
-        begin_ns = _synchronized_ns(self._runner.device)
-        self._run(num_rows, num_tokens, num_context_tokens)
-        return _synchronized_ns(self._runner.device) - begin_ns
+        return self._timed(partial(self._run, num_rows, num_tokens, num_context_tokens))
 
     def prompt_ns(self, num_tokens: int) -> int:
         """Nanoseconds of a pass over a sequence's first tokens, without logits, of a model that is whole."""
         tokens = tokens_of_text(self._text_ids, [num_tokens])
-        begin_ns = _synchronized_ns(self._runner.device)
+        batch = FlatBatch(tokens, np.zeros(num_tokens, np.int64), np.arange(num_tokens))
         self._runner.assume_contexts(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        self._runner.forward(FlatBatch(tokens, np.zeros(num_tokens, np.int64), np.arange(num_tokens)), [])
+        return self._timed(partial(self._runner.forward, batch, []))
+
+    def _timed(self, run: Callable[[], object]) -> int:
+        begin_ns = _synchronized_ns(self._runner.device)
+        run()
         return _synchronized_ns(self._runner.device) - begin_ns
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ from specdist.lab.plan.simulate import OWN_GPU, Mode
 from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.table import Table
-from tests.lab.plan.public import drafter, write_block
+from tests.lab.plan.public import drafter
 from tests.ranks import REPOSITORY
+from tests.readme import write_block
 
 PAGE = REPOSITORY / "jobs/benchmarks/tables/placements.md"
 BATCHES = (1, 8, 32, 128)

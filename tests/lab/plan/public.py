@@ -31,6 +31,7 @@ from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
+from tests.readme import write_block
 
 FOUND = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))
 PAGE = REPOSITORY / "jobs/benchmarks/tables/plan-validated.md"
@@ -345,7 +346,7 @@ def _predictions_of(row: dict[str, Any]) -> Iterator[Prediction]:
 
 @cache
 def nano_pearl_acceptance() -> float:
-    """It is not published: the one that gives the first row with a draft, which is no prediction."""
+    """It is not published: the one that gives the first row with a draft, which is not a prediction."""
     run = next(run for run in map(Run, FOUND["rows"][:15]) if run.drafts)
     return bisected(run.predicted, run.published)
 
@@ -380,14 +381,6 @@ def markdown() -> str:
         found = [one for one in predictions() if (kind_of(one.row) == "gains") is is_gain]
         tables.append(Table.of([one.line() for one in found], num_names=3 if is_gain else 5))
     return "\n\n".join(table.markdown() for table in tables)
-
-
-def write_block(page: Path, name: str, text: str) -> None:
-    """Between the page's markers of this name."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    after = rest.partition(end)[2]
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
