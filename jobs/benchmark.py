@@ -5,8 +5,9 @@
 Every engine runs the target alone and, with --draft, also with it: specdist by jobs/generate.py in one
 process, where its default policy chooses the lengths; transformers by ``generate``, which is assisted for one
 row at a time only; vLLM by its ``draft_model``. Decoding is greedy, on one CPU or one GPU, so all should emit
-the same tokens. What is timed is the generation of all rows by models that are loaded and warm. The rest of a
-process is its start: imports, loading, compilation, warm-up, what specdist checks and measures first.
+the same tokens. What is timed is the generation of all rows by models that are loaded and warm; several batch
+sizes are measured one after the other. The rest of a process is its start: imports, loading, compilation,
+warm-up, what specdist checks and measures first.
 
 The table is printed, and written in Markdown beside the JSON document of --output. The exit code is 1 if an
 engine failed; the line of one that is not installed says so.
@@ -15,6 +16,7 @@ engine failed; the line of one that is not installed says so.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import operator
 import os
@@ -26,13 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import _package  # noqa: F401
+from _engines import TRANSFORMERS, VLLM, Found, Work
 
 from specdist.config.arguments import option, parse_arguments
 from specdist.utils.errors import USAGE_ERROR, UserError
@@ -41,14 +43,14 @@ from specdist.utils.rules import check_ranges
 from specdist.utils.table import Table, decimals
 
 # The tokens of the first that can be measured, alone, are those that all others should emit.
-TRANSFORMERS, SPECDIST, VLLM = ENGINES = ("transformers", "specdist", "vllm")
+ENGINES = (TRANSFORMERS, SPECDIST := "specdist", VLLM)
 NOT_INSTALLED = "not installed"
-WORKER = "worker"  # the first argument of a process of transformers or vLLM
-NUM_WARMUP_TOKENS = 8
-PAD_TOKEN_ID = 0  # masked on the left and cut off on the right, so any token will do
+WORKER = Path(__file__).resolve().with_name("_engines.py")
 # The engine in its own process, on the threads of OMP_NUM_THREADS, with 2 GiB of keys and values.
 VLLM_ON_CPU = {"ENABLE_V1_MULTIPROCESSING": "0", "CPU_OMP_THREADS_BIND": "nobind", "CPU_KVCACHE_SPACE": "2"}
 CPU_INFO = Path("/proc/cpuinfo")
+# Where jobs/offline.sh installs vLLM, which requires another torch.
+OWN_PYTHON = WORKER.parents[1] / ".venv-vllm/bin/python"
 REMARKS = (
     "tokens/s: of the generation of all rows, models loaded and warm; start: the rest of the process; equal "
     "rows: with the tokens of the reference, {reference}. Where two tokens are nearly as likely, rounding "
@@ -68,156 +70,36 @@ class BenchmarkConfig:
     output: str = option(help="JSON file for the result; the table is beside it, in a file ending in .md")
     num_prompts: int = option(32, at_least=1, help="number of rows, the first of the file")
     max_new_tokens: int = option(64, at_least=1, help="maximum length of a completion, in tokens")
-    batch_size: int = option(8, at_least=1, help="maximum number of sequences at a time")
+    batch_size: list[int] | None = option(
+        None, at_least=1, help="maximum number of sequences at a time, one or several (default: 8)"
+    )
     num_draft_tokens: int = option(5, at_least=1, help="draft tokens per round of transformers and vLLM")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
     engines: list[str] | None = option(
         None, help=f"of {', '.join(ENGINES)} (default: all)", action="extend", choices=ENGINES
     )
-    vllm_python: str = option(sys.executable, help="Python of the environment that has vLLM")
+    vllm_python: str = option(
+        str(OWN_PYTHON) if OWN_PYTHON.is_file() else sys.executable,
+        help="Python of the environment that has vLLM (default: .venv-vllm's, if there is one)",
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        self.batch_size = sorted(set(self.batch_size or [8]))
         self.engines = [engine for engine in ENGINES if engine in (self.engines or ENGINES)]
         if not self.output.endswith(".json") or Path(self.output).is_dir():
             raise UserError(f"--output {self.output} must be a file whose name ends in .json: name one")
         if shutil.which(self.vllm_python) is None:
             raise UserError(f"--vllm_python {self.vllm_python} is not a program: name a Python that has vLLM")
 
-    def job_options(self, *, has_draft: bool) -> dict[str, Any]:
+    def job_options(self, *, has_draft: bool, batch_size: int = 1) -> dict[str, Any]:
         """Options of the main job for the same work. Its default policy drafts."""
         names = ("target", "prompts", "prompt_column", "messages_column", "max_new_tokens", "dtype", "device")
         options = {name: getattr(self, name) for name in names} | {"temperature": 0.0}
-        options |= {"limit": self.num_prompts, "max_num_seqs": self.batch_size}
+        options |= {"limit": self.num_prompts, "max_num_seqs": batch_size}
         options["draft"] = self.draft if has_draft else None
         return {name: value for name, value in options.items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a process generates. Models are folders, prompts token ids."""
-
-    engine: str
-    target: str
-    draft: str | None = None
-    num_draft_tokens: int
-    dtype: str
-    device: str
-    num_threads: int
-    batch_size: int
-    max_new_tokens: int
-    max_seq_len: int
-    stop_token_ids: list[int]
-    prompts: list[list[int]]
-
-    @property
-    def name(self) -> str:
-        return f"{self.engine}, with draft" if self.draft else self.engine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """Seconds of all rows and of the start, and token ids by row; or why there are none."""
-
-    version: str | None = None
-    seconds: float = 0.0
-    completions: list[list[int]] = field(default_factory=list)
-    error: str | None = None
-    start_s: float = 0.0
-
-
-def generate_with_transformers(work: Work) -> Found:
-    """In batches that are padded on the left; each runs until its longest row ends."""
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-    def loaded(name: str, **options: Any) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, work.dtype))
-        model.generation_config = GenerationConfig(**options)  # without the checkpoint's own sampling
-        return model.to(work.device).eval()
-
-    target, assistance = loaded(work.target), {}
-    if work.draft is not None:
-        # Without a threshold of confidence every round drafts the same number.
-        assistance["assistant_model"] = draft = loaded(
-            work.draft,
-            num_assistant_tokens=work.num_draft_tokens,
-            num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0,
-        )
-        widths = {model.get_output_embeddings().weight.shape[0] for model in (target, draft)}
-        if len(widths) > 1:
-            # transformers takes them for different tokenizers, and requires these.
-            assistance["tokenizer"] = AutoTokenizer.from_pretrained(work.target)
-            assistance["assistant_tokenizer"] = AutoTokenizer.from_pretrained(work.draft)
-
-    def generate(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        ends = {"eos_token_id": work.stop_token_ids or None, "pad_token_id": PAD_TOKEN_ID}
-        settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, **ends)
-        completions = []
-        for start in range(0, len(prompts), work.batch_size):
-            rows = prompts[start : start + work.batch_size]
-            width = max(map(len, rows))
-            token_ids = torch.tensor([[PAD_TOKEN_ID] * (width - len(row)) + row for row in rows])
-            mask = torch.arange(width) >= torch.tensor([[width - len(row)] for row in rows])
-            inputs = {"attention_mask": mask.long().to(work.device), "generation_config": settings}
-            output = target.generate(token_ids.to(work.device), **inputs, **assistance)
-            completions += [until_stop(row, work.stop_token_ids) for row in output[:, width:].tolist()]
-        return completions
-
-    return timed(work, transformers.__version__, generate)
-
-
-def generate_with_vllm(work: Work) -> Found:
-    """Raises RuntimeError for a vLLM that was built for another device."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    if current_platform.device_type != work.device:
-        raise RuntimeError(f"this vLLM was built for {current_platform.device_type}, not for {work.device}")
-    speculation: dict[str, Any] = {"method": "draft_model", "model": work.draft}
-    speculation["num_speculative_tokens"] = work.num_draft_tokens
-    engine = vllm.LLM(
-        work.target,
-        dtype=work.dtype,
-        max_num_seqs=work.batch_size,
-        max_model_len=work.max_seq_len,
-        skip_tokenizer_init=True,
-        speculative_config=speculation if work.draft else None,
-    )
-
-    def generate(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        ends = {"stop_token_ids": work.stop_token_ids, "ignore_eos": True}
-        settings = vllm.SamplingParams(temperature=0.0, max_tokens=max_new_tokens, detokenize=False, **ends)
-        engine.reset_prefix_cache()  # which the warm-up has filled
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return [list(one.outputs[0].token_ids) for one in engine.generate(inputs, settings, use_tqdm=False)]
-
-    return timed(work, vllm.__version__, generate)
-
-
-def timed(work: Work, version: str, generate: Callable[..., list[list[int]]]) -> Found:
-    """What is found after a warm-up with the first rows."""
-    generate(work.prompts[: work.batch_size], NUM_WARMUP_TOKENS)
-    begin = time.perf_counter()
-    completions = generate(work.prompts, work.max_new_tokens)
-    return Found(version=version, seconds=time.perf_counter() - begin, completions=completions)
-
-
-def until_stop(token_ids: list[int], stop_token_ids: Sequence[int]) -> list[int]:
-    """Up to the first end token, which is kept."""
-    ends = (index + 1 for index, token_id in enumerate(token_ids) if token_id in stop_token_ids)
-    return token_ids[: next(ends, len(token_ids))]
-
-
-def run_worker(work_file: str, found_file: str) -> int:
-    """What a process of transformers or vLLM does, from file to file. An error ends its threads, too."""
-    sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(1))
-    work = Work(**json.loads(Path(work_file).read_text()))
-    found = (generate_with_vllm if work.engine == VLLM else generate_with_transformers)(work)
-    return not Path(found_file).write_text(json.dumps(dataclasses.asdict(found)))
 
 
 def plan(config: BenchmarkConfig) -> list[Work]:
@@ -244,6 +126,12 @@ def plan(config: BenchmarkConfig) -> list[Work]:
         token_ids.extend(encoder.prompt_ids(prompts.prompt(row)) for row in range(prompts.num_rows))
     except RowError as error:
         raise UserError(f"--prompts, row {len(token_ids)}: {error.reason}; leave it out") from error
+    sizes = config.batch_size or []
+    if sizes[-1] > len(token_ids):
+        raise UserError(
+            f"--batch_size {sizes[-1]} is more than the {len(token_ids)} rows of --prompts and --num_prompts "
+            f"{config.num_prompts}: lower it, or take more rows"
+        )
     max_seq_len = max(map(len, token_ids)) + config.max_new_tokens
     if max_seq_len > models.max_seq_len:
         raise UserError(
@@ -257,18 +145,19 @@ def plan(config: BenchmarkConfig) -> list[Work]:
         dtype=str(target.torch_dtype(config.dtype)).removeprefix("torch."),
         device=local_device(config.device).type,
         num_threads=torch.get_num_threads(),
-        batch_size=config.batch_size,
+        batch_size=1,
         max_new_tokens=config.max_new_tokens,
         max_seq_len=min(models.max_seq_len, max_seq_len + config.num_draft_tokens + 1),
         stop_token_ids=sorted(target.stop_token_ids()),
         prompts=token_ids,
     )
     works = []
-    for engine in config.engines or ():
-        works.append(dataclasses.replace(alone, engine=engine))
-        if draft is not None:
-            size = 1 if engine == TRANSFORMERS else config.batch_size
-            works.append(dataclasses.replace(works[-1], draft=str(draft.folder), batch_size=size))
+    for size, engine in itertools.product(sizes, config.engines or ()):
+        works.append(dataclasses.replace(alone, engine=engine, batch_size=size))
+        # transformers' assistance has one row, whatever the size.
+        if draft is not None and (engine != TRANSFORMERS or size == sizes[0]):
+            rows = 1 if engine == TRANSFORMERS else size
+            works.append(dataclasses.replace(works[-1], draft=str(draft.folder), batch_size=rows))
     return works
 
 
@@ -280,13 +169,14 @@ def run(work: Work, config: BenchmarkConfig) -> Found:
         folder = Path(name)
         output, log, work_file = (folder / part for part in ("output", "log", "work"))
         if work.engine == SPECDIST:
-            options = config.job_options(has_draft=work.draft is not None) | {"output": output}
+            options = config.job_options(has_draft=work.draft is not None, batch_size=work.batch_size)
+            options["output"] = output
             words = [f"--{name}={value}" for name, value in options.items()]
             command = [sys.executable, str(Path(__file__).with_name("generate.py")), *words]
         else:
             work_file.write_text(json.dumps(dataclasses.asdict(work)))
             python = config.vllm_python if work.engine == VLLM else sys.executable
-            command = [python, __file__, WORKER, str(work_file), str(output)]
+            command = [python, str(WORKER), str(work_file), str(output)]
         of_vllm = VLLM_ON_CPU.items() if work.device == "cpu" else ()
         environment = {f"VLLM_{name}": value for name, value in of_vllm} | dict(os.environ)
         environment["OMP_NUM_THREADS"] = str(work.num_threads)
@@ -316,16 +206,21 @@ def compare(works: Sequence[Work], config: BenchmarkConfig) -> dict[str, Any]:
     import torch
 
     lines: list[dict[str, Any]] = []
-    reference, wanted = None, []
+    reference, wanted, rates = None, [], dict[int, float]()
     for work in works:
-        print(f"running {work.name}", file=sys.stderr, flush=True)
+        print(f"running {work.name}, batch {work.batch_size}", file=sys.stderr, flush=True)
         found = run(work, config)
         line = {"name": work.name, "batch_size": work.batch_size, **dataclasses.asdict(found)}
         line["num_tokens"] = sum(map(len, line.pop("completions")))
         if found.error is None:
             if reference is None and work.draft is None:
                 reference, wanted = work.name, found.completions
-            line["tokens_per_s"] = line["num_tokens"] / found.seconds
+            line["tokens_per_s"] = rate = line["num_tokens"] / found.seconds
+            if work.name == reference:
+                rates[work.batch_size] = rate
+            # What has one row alone, transformers' assistance, is beside the smallest batch.
+            size = works[0].batch_size if work.batch_size == 1 else work.batch_size
+            line["x_reference"] = rate / rates[size] if size in rates else None
             line["num_equal_rows"] = sum(map(operator.eq, found.completions, wanted)) if wanted else None
         lines.append(line)
     work, lengths = works[0], [len(prompt) for prompt in works[0].prompts]
@@ -350,10 +245,9 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
     reference, options, (shortest, longest) = (
         document[key] for key in ("reference", "options", "prompt_tokens")
     )
-    rates = {line["name"]: line.get("tokens_per_s") for line in document["lines"]}
     rows, errors = [], []
     for line in document["lines"]:
-        name, rate, error = line["name"], rates[line["name"]], line["error"]
+        name, error = line["name"], line["error"]
         if error not in (None, NOT_INSTALLED):
             errors.append(f"{name}: {error}")
             error = "failed"
@@ -361,8 +255,8 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
             "engine": name,
             "version": error or line["version"],
             "batch": line["batch_size"],
-            "tokens/s": decimals(rate, 1),
-            "x reference": decimals(rate / rates[reference]) if rate and reference else None,
+            "tokens/s": decimals(line.get("tokens_per_s"), 1),
+            "x reference": decimals(line.get("x_reference")),
             "start, s": None if error else decimals(line["start_s"], 1),
             "equal rows": line.get("num_equal_rows"),
         })  # fmt: skip
@@ -378,8 +272,6 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the job; returns the exit code."""
-    if arguments[:1] == [WORKER]:
-        return run_worker(*arguments[1:])
     try:
         with named_packages("jobs/benchmark.py"):
             config = parse_arguments(BenchmarkConfig, arguments)

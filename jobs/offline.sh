@@ -8,10 +8,12 @@
 # --cuda     what torch's wheel is built for, as SPECDIST_CUDA says to jobs/install.sh: cu130 (default; for drivers
 #            from 580 on), cu126, cu128 or cpu; none: without torch, which the node has
 # --extras   of pyproject.toml, with commas between (default: node, for tests/gpu/first_day.py)
+# --vllm     a version, 0.33.0 say, of vLLM for jobs/benchmark.py: some 6 GB, since it brings a torch of its own
 #
 # pack writes the last commit, wheels/ and, where it has been trained, the demo pair: copy the folder to the node.
 # install makes .venv in it. What PYTHON has there in a version that the project supports, an image's torch say, is used
-# as it is; the rest comes from wheels/ and nothing from the network. Jobs and scripts then work as elsewhere.
+# as it is; the rest comes from wheels/ and nothing from the network. Jobs and scripts then work as elsewhere. vLLM's
+# environment is .venv-vllm, where jobs/benchmark.py finds it.
 set -euo pipefail
 here="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,14 +31,16 @@ sys.exit(main(sys.argv[1:]))'
 SOURCES=(deepspeed rouge-score)
 
 pack() {
-    local folder="$1" python="${PYTHON:-python3}" version= cuda=cu130 extras=node
+    local folder="$1" python="${PYTHON:-python3}" version= cuda=cu130 extras=node vllm=
     shift
     while (($#)); do
         case "$1 ${2:-}" in
         "--python 3."*) version="$2" ;;
         "--cuda none" | "--cuda cpu" | "--cuda cu"*) cuda="$2" ;;
         "--extras "?*) extras="$2" ;;
-        *) fail "$* is not understood: --python 3.12, --cuda cu126, cu128, cu130, cpu or none, --extras node" ;;
+        "--vllm "[0-9]*) vllm="$2" ;;
+        *) fail "$* is not understood: --python 3.12, --cuda cu126, cu128, cu130, cpu or none, --extras node," \
+            "--vllm 0.33.0" ;;
         esac
         shift 2
     done
@@ -61,14 +65,16 @@ pack() {
         platforms+=(--platform "manylinux${number}_$(uname -m)")
     done
     platforms+=(--platform "linux_$(uname -m)")
+    local download=("$python" -c "$PIP_FOR" "$version" download --quiet --disable-pip-version-check
+        --only-binary=:all: --implementation cp --python-version "$version" "${platforms[@]}")
     # Without torch, too, it says which versions of the others there are.
-    "$python" -c "$PIP_FOR" "$version" download --quiet --disable-pip-version-check \
-        --dest "$wheels" --find-links "$wheels" --only-binary=:all: --implementation cp --python-version "$version" \
-        "${platforms[@]}" --constraint "$constraints" ".[$extras]" pip 'setuptools>=77' \
-        "$(torch_build "$constraints" "${cuda/none/cu130}")" ||
+    "${download[@]}" --dest "$wheels" --find-links "$wheels" --constraint "$constraints" ".[$extras]" \
+        pip 'setuptools>=77' "$(torch_build "$constraints" "${cuda/none/cu130}")" ||
         fail "pip does not find what it names for Python $version and $cuda: where it is torch, set" \
             "PIP_EXTRA_INDEX_URL to the URL that torch's installation page gives for this CUDA"
     [[ $cuda != none ]] || rm -f "$wheels"/{torch,triton,nvidia_*,cuda_*}-*.whl
+    [[ -z $vllm ]] || "${download[@]}" --dest "$folder/wheels-vllm" "vllm==$vllm" ||
+        fail "pip does not find vLLM $vllm for Python $version: name another version, or pack without --vllm"
     du -sh "$folder"
     echo "copy it to the node, and run there: bash $(basename "$folder")/jobs/offline.sh install"
 }
@@ -86,6 +92,11 @@ install() {
     unset SPECDIST_PYTHON
     source jobs/install.sh
     "$SPECDIST_PYTHON" -c "$REPORT" "$PYTHON"
+    [[ -d wheels-vllm ]] || return 0
+    "$PYTHON" -m venv --without-pip .venv-vllm
+    PYTHONPATH="$(echo "$PWD"/wheels/pip-*.whl)" .venv-vllm/bin/python -m pip install --quiet \
+        --disable-pip-version-check --no-index --find-links "$PWD/wheels-vllm" vllm
+    echo "vLLM for jobs/benchmark.py is in .venv-vllm"
 }
 
 # What an environment has of its own and what it borrows; of the latter only what the project itself asks for.

@@ -79,6 +79,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, version in {"triton": "3.7.1", "rouge_score": "0.1.2", "numpy": "2.4.6", "odd": "1"}.items():
         write_wheel(index, name, version)
     write_wheel(index, "setuptools", "84.0")
+    write_wheel(index, "vllm", "0.33.0", ["torch==2.14.0"], "__version__ = '0.33.0'")
+    write_wheel(index, "torch", "2.14.0")
     shutil.copy(PIP[-1], index)
     return clone
 
@@ -115,7 +117,7 @@ def names(folder: Path) -> set[str]:
 
 def test_what_is_there_is_used_and_the_rest_comes_from_the_folder(clone: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
-    ended = pack(clone, packed)
+    ended = pack(clone, packed, "--vllm", "0.33.0")
     assert ended.returncode == 0, ended.stderr
     assert names(packed) == {"torch", "triton", "deepspeed", "rouge_score", "numpy", "setuptools", "pip"}
     assert not list((packed / "wheels").glob("torch-*cpu*")), "the plain wheel is built for CUDA 13.0"
@@ -138,6 +140,10 @@ def test_what_is_there_is_used_and_the_rest_comes_from_the_folder(clone: Path, t
     assert "installed: deepspeed 0.19.8, numpy 2.4.6 (there: 1.26.0)\n" in ended.stdout
     assert "torch 2.12.0 sees no GPU: none is there" in ended.stdout
     assert sorted(site.rglob("*.py")) == before
+    # vLLM has a torch of its own.
+    (own,) = packed.glob(".venv-vllm/lib/python*/site-packages")
+    found = {path.name for path in own.glob("*.dist-info")}
+    assert found == {"vllm-0.33.0.dist-info", "torch-2.14.0.dist-info"}
 
 
 def test_markers_are_those_of_the_node_s_python(clone: Path, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def plan(output: Path, *, device: str, num_gpus: int = 1) -> list[Step]:
         *sharded_steps(jobs),
         *long_steps(jobs, num_gpus=num_gpus),
         *failing_steps(jobs),
+        *beside_vllm(jobs),
         *tests_of_kernels(),
         Step(name="leftovers", limit_s=60, title="memory that is still taken when all jobs have ended",
              tells="whether a rank lives on, or memory is lost with it", command=[*CHECKS, "leftovers"]),
@@ -277,6 +278,26 @@ def long_steps(jobs: Jobs, *, num_gpus: int) -> list[Step]:
              title="the same as the main job; on two GPUs the sharded target alone, on one target and draft",
              tells="whether a sharded target and a draft are as exact there as on short prompts in float32",
              command=jobs.equal("long", *long, wanted="long-alone")),
+    ]  # fmt: skip
+
+
+def beside_vllm(jobs: Jobs) -> list[Step]:
+    """The same rows by vLLM, where there is one: the only comparison of speed that counts."""
+    pair, environment = jobs.output / "vllm-pair", Path(__file__).parents[2] / ".venv-vllm"
+    models = ["--target", f"{pair}/target", "--draft", f"{pair}/draft"]
+    rows = ["--prompts", f"{jobs.models}/prompts.arrow", "--output", f"{jobs.output}/vllm/found.json"]
+    rows += ["--num_prompts", "24", "--max_new_tokens", "256"]
+    sizes = ["--batch_size", "1", "24", "--engines", "specdist", "vllm"]
+    skips = "" if environment.is_dir() else "there is no .venv-vllm: pack one by jobs/offline.sh pack --vllm"
+    return [
+        Step(name="vllm-pair", num_gpus=0, limit_s=200, skips=skips, title="a random pair of 1B parameters",
+             tells="nothing of the GPUs: the next step runs these models",
+             command=[PYTHON, "-m", "tests.lab.random_pair", "--shape", "1b", "--epsilon", "0.05",
+                      "--dtype", "bfloat16", "--output", str(pair)]),
+        Step(name="vllm", needs=("pair", "vllm-pair"), skips=skips,
+             title="tokens/s, starts and equal tokens beside vLLM, the target alone and with the draft",
+             tells="where another engine is faster, at one row or at many",
+             command=[PYTHON, "jobs/benchmark.py", *models, *rows, *sizes]),
     ]  # fmt: skip
 
 

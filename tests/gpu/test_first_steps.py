@@ -102,7 +102,7 @@ def test_each_step_follows_what_it_reads_and_every_job_is_one_that_the_options_p
     configs = {
         name: parse_arguments(GenerateConfig, step.command[step.command.index("--prompts") :])
         for name, step in steps.items()
-        if "--prompts" in step.command
+        if "--prompts" in step.command and name != "vllm"
     }
     assert {"sampled", "sharded-nccl", "main", "kill", "memory", "asynchronous"} < configs.keys()
     for name, config in configs.items():

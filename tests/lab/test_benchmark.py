@@ -18,7 +18,6 @@ from tests.job.pair import Pair, write_arrow
 from tests.ranks import REPOSITORY
 
 SCRIPT = REPOSITORY / "jobs/benchmark.py"
-MAX_LINES = 400
 NUM_ROWS, NUM_NEW, BATCH = 5, 12, 2
 # As much of vLLM as the job uses: tokens by transformers, one row at a time, and a note of what it was given.
 STAND_IN = """
@@ -77,6 +76,10 @@ def benchmark() -> ModuleType:
     return module
 
 
+def is_worker(command: list[str]) -> bool:
+    return Path(command[1]).name == "_engines.py"
+
+
 @pytest.fixture
 def words(pair: Pair, tmp_path: Path) -> list[str]:
     """A command line on the CPU."""
@@ -108,33 +111,38 @@ def test_every_engine_is_measured_on_the_same_rows(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def run(command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any) -> Any:
-        if "worker" in command and json.loads(Path(command[-2]).read_text())["draft"] is None:
+        if is_worker(command) and json.loads(Path(command[-2]).read_text())["draft"] is None:
             return run_process(command, env=env, stdout=stdout, stderr=stderr)
         with monkeypatch.context() as patch, contextlib.redirect_stdout(stdout):
             for name, value in env.items():
                 patch.setenv(name, value)
-            done = benchmark.run_worker(*command[-2:]) if "worker" in command else generate(command[2:])
+            done = run_worker(*command[-2:]) if is_worker(command) else generate(command[2:])
         return subprocess.CompletedProcess(command, done)
 
+    run_worker = sys.modules["_engines"].run_worker
     monkeypatch.setattr(benchmark.subprocess, "run", run)
-    assert benchmark.main(words) == 0
+    assert benchmark.main([*words, "--batch_size", "3", str(BATCH)]) == 0
     found = json.loads((tmp_path / "results/found.json").read_text())
     engines = ("transformers", "specdist", "vllm")
     names = [f"{engine}{draft}" for engine in engines for draft in ("", ", with draft")]
-    assert [line["name"] for line in found["lines"]] == names
-    assert [line["batch_size"] for line in found["lines"]] == [BATCH, 1, *[BATCH] * 4]
+    # transformers' assistance has one row, whatever the size.
+    assert [line["name"] for line in found["lines"]] == [*names, names[0], *names[2:]]
+    assert [line["batch_size"] for line in found["lines"]] == [BATCH, 1, *[BATCH] * 4, *[3] * 5]
     assert (found["reference"], found["dtype"], found["num_rows"]) == ("transformers", "float32", NUM_ROWS)
     for line in found["lines"]:
         assert line["error"] is None and line["num_equal_rows"] == NUM_ROWS
         assert line["num_tokens"] == found["lines"][0]["num_tokens"] > NUM_ROWS
         assert line["tokens_per_s"] == line["num_tokens"] / line["seconds"] > 0 and line["start_s"] > 0
+    rates = [line["tokens_per_s"] for line in found["lines"]]
+    wanted = [rate / rates[0 if index < 6 else 6] for index, rate in enumerate(rates)]
+    assert [line["x_reference"] for line in found["lines"]] == wanted
     assert found["lines"][4]["version"] == "9.8.7"
     table, told = (tmp_path / "results/found.md").read_text(), capsys.readouterr().out
     for name in names:
         assert any(line.startswith(f"{name}  ") for line in told.splitlines())
         assert any(line.startswith(f"| {name} | ") for line in table.splitlines())
     assert found["command"] in table
-    alone, drafted = (json.loads(line) for line in (tmp_path / "notes").read_text().splitlines())
+    alone, drafted, *_ = (json.loads(line) for line in (tmp_path / "notes").read_text().splitlines())
     assert alone[0].pop("speculative_config") is None
     speculation = drafted[0].pop("speculative_config")
     assert (speculation.pop("method"), speculation.pop("num_speculative_tokens")) == ("draft_model", 5)
@@ -157,7 +165,7 @@ def started(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list
     def run(command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any) -> Any:
         assert stdout is stderr
         commands.append(command)
-        if "worker" not in command:
+        if not is_worker(command):
             stdout.write("reading\nerror: no memory\n\n")
         elif (work := json.loads(Path(command[-2]).read_text()))["engine"] == "vllm":
             stdout.write("Traceback\nModuleNotFoundError: No module named 'vllm'\n")
@@ -202,7 +210,7 @@ def test_an_engine_that_is_not_installed_is_no_failure_and_without_a_target_alon
 ) -> None:
     given = [word for word in words if not word.startswith("--draft=")]
     assert benchmark.main([*given, "--engines", "vllm", "transformers"]) == 0
-    assert len(started) == 2 and all("worker" in command for command in started)
+    assert len(started) == 2 and all(map(is_worker, started))
     capsys.readouterr()
     assert benchmark.main([*words, "--engines", "specdist"]) == 1
     assert "of the reference, which is missing" in capsys.readouterr().out
@@ -215,6 +223,10 @@ def test_an_engine_that_is_not_installed_is_no_failure_and_without_a_target_alon
         (["--num_prompts=0"], "--num_prompts 0 must be at least 1"),
         (["--engines", "sglang"], "--engines: invalid choice: 'sglang'"),
         (["--draft=ngram"], "--draft ngram is not a model by itself"),
+        (
+            ["--batch_size", "1", "6"],
+            "--batch_size 6 is more than the 5 rows of --prompts and --num_prompts 5",
+        ),
         (["--max_new_tokens=120"], "tokens, but the models support 128: lower it"),
         (["--prompts={batch}", "--prompt_column=body"], "requests of OpenAI's batch format"),
         (["--prompts={empty}"], "--prompts, row 1: "),
@@ -243,10 +255,12 @@ def test_a_mistake_is_refused_before_a_process_is_started(
 
 
 def test_end_tokens_are_kept_and_what_follows_them_is_not(benchmark: ModuleType) -> None:
-    assert benchmark.until_stop([4, 5, 6, 5, 7], [6, 5]) == [4, 5]
-    assert benchmark.until_stop([4, 5], [7]) == [4, 5] and benchmark.until_stop([], [7]) == []
+    until_stop = sys.modules["_engines"].until_stop
+    assert until_stop([4, 5, 6, 5, 7], [6, 5]) == [4, 5]
+    assert until_stop([4, 5], [7]) == [4, 5] and until_stop([], [7]) == []
 
 
-def test_it_is_one_file_that_is_no_command_of_the_console() -> None:
-    assert len(SCRIPT.read_text().splitlines()) <= MAX_LINES
+def test_it_is_no_command_of_the_console_and_its_engines_import_nothing_of_the_project() -> None:
     assert "benchmark" not in COMMANDS
+    assert "import specdist" not in (text := SCRIPT.with_name("_engines.py").read_text())
+    assert "from specdist" not in text and "_package" not in text
