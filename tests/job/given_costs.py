@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from specdist.cli import generate
 from specdist.job.costs import corrections, measuring
 from specdist.job.costs.measuring import ModelTimes
+from specdist.job.replica import replica
 from specdist.policies import pass_ratios
 from specdist.policies.costs import CostModel, Curve
 
@@ -15,6 +16,7 @@ def give(pass_ns: int) -> None:
     """A target pass takes so long, and a draft step a millisecond."""
     costs = CostModel(Curve([1], [pass_ns]), Curve([1], [1_000_000]))
     measuring.combined_costs = lambda *_: costs
+    replica.rehearsed_costs = lambda given, *_: given
 
 
 def generate_with_long_passes(arguments: Sequence[str]) -> int:
@@ -37,6 +39,7 @@ def give_in_turn(steps_ns: Sequence[int]) -> None:
 
     target = ModelTimes(Curve([1, 1000], [20_000_000] * 2), (0.0, 0.0))
     measuring.measure_target, measuring.measure_draft = lambda *_, **__: target, draft
+    replica.rehearsed_costs = lambda given, *_: given
 
 
 def generate_after_a_busy_start(arguments: Sequence[str]) -> int:

@@ -108,6 +108,7 @@ def test_help_start_card_report_and_manual_say_what_the_seed_fixes_and_it_does(
     assert SEED_FIXES["tokens"] in (sampled / "README.md").read_text()
     costs = CostModel(Curve([1, 1000], [20_000_000, 30_000_000]), Curve([1, 1000], [1_000_000] * 2))
     monkeypatch.setattr("specdist.job.replica.replica.measure_costs", lambda *_, **__: costs)
+    monkeypatch.setattr("specdist.job.replica.replica.rehearsed_costs", lambda given, *_: given)
     said, rows = SEED_FIXES["distribution"], []
     for num_seqs in (2, 24):
         output = tmp_path / str(num_seqs)

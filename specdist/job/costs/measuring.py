@@ -2,8 +2,8 @@
 (:mod:`specdist.job.costs.corrections`).
 
 It takes at most :data:`BUDGET_S`; only two sizes of passes of each model are timed whatever they take. No
-batch is larger than the run's rows can fill. What the host and messages take beside passes is not measured:
-see :data:`OWN_RANK` and :data:`ONE_PROCESS`.
+batch is larger than the run's rows can fill. What the host and messages take beside passes is assumed here:
+see :data:`OWN_RANK` and :data:`ONE_PROCESS`; of one process :mod:`specdist.job.costs.rehearsal` measures it.
 """
 
 from __future__ import annotations

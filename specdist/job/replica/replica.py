@@ -22,6 +22,7 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.sharded_target import RANK_ZERO, Collectives
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.measuring import measure_costs
+from specdist.job.costs.rehearsal import rehearsed_costs
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.restart import remember_lone_row
 from specdist.job.ranks.topology import broadcast_from_rank0, gathered
@@ -271,7 +272,7 @@ class Replica:
 
     def _measure(self) -> CostModel:
         plan, loaded = self._plan, self._loaded
-        return measure_costs(
+        costs = measure_costs(
             plan.assembly(self._room),
             plan.topology,
             plan.workload,
@@ -282,6 +283,11 @@ class Replica:
             uses_features=plan.config.is_traced or uses_features(plan.config.policy),
             begin=self._activity.begin,
         )
+        if plan.topology.world_size > 1 or loaded.target is None or loaded.draft is None:
+            return costs
+        self._activity.begin("rehearsing rounds")
+        assembly = plan.assembly(self._room, plan.rounds(costs))
+        return rehearsed_costs(costs, assembly, loaded.target, loaded.draft, plan.workload, plan.config)
 
     @property
     def advice(self) -> str | None:
