@@ -12,6 +12,7 @@ WAITS = "tests/gpu/test_counts.py::test_the_host_waits_once_for_a_pass_and_twice
 HISTORIES = "tests/engine/test_feedback.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
+REHEARSAL = "tests/job/test_rehearsal.py::test_a_slow_host_is_found_where_it_is_slow"
 GOODPUT = "tests/policies/test_goodput_learning.py"
 
 POLICY_FAULTS = (
@@ -94,6 +95,14 @@ POLICY_FAULTS = (
         " and not draft_batch.has_prompts_left",
         "",
         ("tests/lab/emulation/test_virtual.py::test_a_short_run_is_not_slower_than_the_target_alone",)),
+    Mutant("costs-leave-out-what-the-host-does-between-steps", "rehearsal.rehearsed_costs",
+        "round(ns + step_ns) for ns in",
+        "round(ns) for ns in",
+        (REHEARSAL,)),
+    Mutant("costs-keep-what-is-assumed-of-drafting", "rehearsal.rehearsed_costs",
+        "synchronous=Curve([1], [round(beyond_steps_ns)]),",
+        "",
+        (REHEARSAL,)),
     Mutant("plans-count-sequences-that-end-on-the-way", "Goodput.wants",
         "                goes_on_R &= rows.most_R > length\n",
         "                pass\n",

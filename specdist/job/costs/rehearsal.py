@@ -95,7 +95,7 @@ def rehearsed_costs(
     is_other = assembly.settings.processing is not None or isinstance(draft, DrafterRunner)
     if takes_too_long or is_other or max_draft_tokens < max(LENGTHS):
         return costs
-    assembly, found = dataclasses.replace(assembly, stop_rules=StopRules(NO_TEXT, set())), []
+    assembly, found = dataclasses.replace(assembly, stop_rules=StopRules(NO_TEXT, frozenset())), []
     for length in LENGTHS:
         policy = RehearsedLengths(
             max_draft_tokens=max_draft_tokens, costs=costs, is_coupled=config.is_coupled
