@@ -161,7 +161,7 @@ def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]
              tells="whether a kernel is right at the sizes that people run, and how fast it is",
              command=command("first_kernels", "shapes")),
         Step(name="costs", runs_on_cpu=True,
-             title="products of a layer (and FP8), launches, nodes of graphs, waits, sampling: seconds of each",
+             title="products of a layer, launches, nodes of graphs, waits, sampling: seconds of each",
              tells="what the planner assumes of a GPU", command=command("first_costs", "costs")),
         Step(name="graphs", runs_on_cpu=True, title="thirty recorded passes of a model of 8B",
              tells="whether large passes can be recorded and replayed, what a graph needs, and what it saves",
