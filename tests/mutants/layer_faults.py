@@ -17,7 +17,6 @@ JOINED_SUMS = (
 )
 JOINED_QUANTIZED = "tests/gpu/test_joined.py::"
 QUANTIZED_PRODUCT = JOINED_QUANTIZED + "test_layers_of_every_format_are_one_product_with_the_scales_of_each"
-TRIALS = "tests/utils/test_trial.py::"
 COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels"
 
 LAYER_FAULTS = (
@@ -81,10 +80,10 @@ LAYER_FAULTS = (
         "slice(begin, begin + size)",
         "slice(0, size)",
         (QUANTIZED_PRODUCT,)),
-    Mutant("products-by-each-ranks-own-choice", "first_right",
-        "if agree(name not in reasons):",
-        "if name not in reasons:",
-        (TRIALS + "test_the_first_right_candidate_is_used",)),
+    Mutant("products-by-each-ranks-own-choice", "QuantizedLinear.choose_product",
+        "first_right(products_of(self, dtype), check, agree)",
+        "first_right(products_of(self, dtype), check)",
+        ("tests/models/test_quantized.py::test_a_quantised_model_is_the_same_on_two_ranks",)),
     Mutant("a-stored-scale-that-is-too-small-wraps", "rounding.round_kernel",
         "tl.abs(values) > limit",
         "values > limit",
