@@ -28,6 +28,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWe
 from tests.gpu.device import DEVICE
 from tests.gpu.engine_runs import GPU
 from tests.gpu.processes import needs_fake_device, on_device
+from tests.kernels.test_rounding import exactly
 
 pytestmark = needs_fake_device
 NUM_INPUTS, NUM_TOKENS = 64, 5
@@ -92,16 +93,11 @@ def tokens(dtype: torch.dtype) -> Tensor:
 
 def rounded(inputs: Tensor, weight: QuantizedWeight) -> Tensor:
     """What a product reads, in float64."""
-    form, values = weight.form, inputs.double()
-    if form.activations is None:
-        return values
-    limit = 448.0 if form.numbers == "float8" else 127.5
-    scales = (values.abs().amax(-1, keepdim=True) / limit).float().double()
-    scales = scales if weight.input_scale is None else weight.input_scale.double()
-    shares = (values / scales).float().clamp(-limit, limit)
-    if form.numbers == "float8":
-        return shares.to(torch.float8_e4m3fn).double() * scales
-    return shares.round().clamp(-128, 127).double() * scales
+    if weight.form.activations is None:
+        return inputs.double()
+    scale = None if weight.input_scale is None else float(weight.input_scale)
+    values, scales = exactly(inputs, weight.form.numbers, scale)
+    return values * scales
 
 
 def test_layers_of_every_format_are_one_product_with_the_scales_of_each() -> None:

@@ -161,22 +161,21 @@ class JoinedProjections:
     the meta device, which get their memory here."""
 
     def __init__(self, layers: Sequence[Any], device: torch.device | None = None) -> None:
-        first = layers[0]
-        if isinstance(first, QuantizedLinear):
-            self._sizes = [layer.out_features for layer in layers]
+        first, is_quantized = layers[0], isinstance(layers[0], QuantizedLinear)
+        self._sizes = [len(layer.numbers if is_quantized else layer.weight) for layer in layers]
+        if is_quantized:
             form, width = first.form, first.in_features
             self.whole: Any = QuantizedLinear(form, sum(self._sizes), width, bias=first.bias)
         else:
-            self._sizes = [len(layer.weight) for layer in layers]
             width, is_biased = first.weight.shape[1], first.bias is not None
             self.whole = nn.Linear(width, sum(self._sizes), bias=is_biased, device="meta")
         for name, part in [*self.whole.named_parameters(), *self.whole.named_buffers()]:
             parts = [getattr(layer, name).data for layer in layers]
-            sizes, shape = [len(each) for each in parts], part.shape[1:]
+            sizes, dtype = [len(each) for each in parts], parts[0].dtype
             if device is None:
                 whole = torch.cat(parts)
             else:
-                whole = torch.empty(sum(sizes), *shape, dtype=parts[0].dtype, device=device)
+                whole = torch.empty(sum(sizes), *part.shape[1:], dtype=dtype, device=device)
             for layer, own in zip((self.whole, *layers), (whole, *whole.split(sizes)), strict=True):
                 is_parameter = name in layer._parameters
                 setattr(layer, name, nn.Parameter(own, requires_grad=False) if is_parameter else own)
