@@ -1,4 +1,5 @@
-"""Rows rounded to numbers of 8 bits, each with a scale of its own, for products of such numbers.
+"""Rows rounded to numbers of 8 bits, each with a scale of its own or a stored one, for products of such
+numbers.
 
 In plain operations that is six kernels for float8 and seven for int8: the largest number, its share of the
 format's, a least scale, the quotients, their limits, and the cast. Here it is one. float8 is encoded by
@@ -43,8 +44,8 @@ def _int8(values):
 # Numbers that change from pass to pass compile nothing anew.
 @triton.jit(do_not_specialize=["num_rows"])
 def round_kernel(
-    inputs, narrow, scales, num_rows, stride_row, limit, width: tl.constexpr, is_float8: tl.constexpr,
-    block_rows: tl.constexpr, block_width: tl.constexpr,
+    inputs, narrow, scales, num_rows, stride_row, limit, scale, width: tl.constexpr, is_float8: tl.constexpr,
+    has_scale: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows,)."""
     rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -52,19 +53,27 @@ def round_kernel(
     is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
     places = rows_M.to(tl.int64)[:, None] * stride_row + columns_W[None, :]
     numbers = tl.load(inputs + places, mask=is_used, other=0.0).to(tl.float32)
-    scales_M = tl.maximum(tl.div_rn(tl.max(tl.abs(numbers), 1), limit), TINY)
+    if has_scale:
+        scales_M = tl.zeros([block_rows], tl.float32) + scale
+    else:
+        scales_M = tl.maximum(tl.div_rn(tl.max(tl.abs(numbers), 1), limit), TINY)
     # A maximum may hide NaN.
     num_nan_M = tl.sum((numbers != numbers).to(tl.int32), 1)
     scales_M = tl.where(num_nan_M > 0, float("nan"), scales_M)
     tl.store(scales + rows_M, scales_M, mask=rows_M < num_rows)
     values = tl.div_rn(numbers, tl.broadcast_to(scales_M[:, None], numbers.shape))
+    # A stored scale may be too small for some; a comparison with NaN is not true.
+    values = tl.where(tl.abs(values) > limit, tl.where(values > 0, limit, -limit), values)
     codes = float8_bits(values) if is_float8 else _int8(values)
     tl.store(narrow + rows_M.to(tl.int64)[:, None] * width + columns_W[None, :], codes, mask=is_used)
 
 
 @torch.library.custom_op("specdist::rounded_rows", mutates_args=())
-def rounded_rows(inputs_MW: Tensor, *, limit: float, is_float8: bool) -> tuple[Tensor, Tensor]:
-    """Numbers of float8 (E4M3) or int8 [M, W], and float32 scales [M, 1]: a row's largest over the limit.
+def rounded_rows(
+    inputs_MW: Tensor, *, limit: float, is_float8: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Numbers of float8 (E4M3) or int8 [M, W], and float32 scales [M, 1]: the one that is given, or a row's
+    largest over the limit.
 
     Raises:
         ValueError: if a row is wider than ``MAX_NORM_WIDTH``.
@@ -85,8 +94,10 @@ def rounded_rows(inputs_MW: Tensor, *, limit: float, is_float8: bool) -> tuple[T
             num_rows,
             inputs_MW.stride(0),
             limit,
+            0.0 if scale is None else scale,
             width=width,
             is_float8=is_float8,
+            has_scale=scale is not None,
             **options,
             **norm_options(width),
         )

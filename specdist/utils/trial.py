@@ -7,7 +7,7 @@ import logging
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from specdist.utils.errors import MAX_TEXT_CHARACTERS, first_line, short_text
 
@@ -24,6 +24,7 @@ TOLERANCES = {
     "formula": {"torch.float32": 1e-5, "torch.float16": 2.0**-9, "torch.bfloat16": 2.0**-6},
     "sum over ranks": {"torch.float32": 1e-5, "torch.float16": 4e-3, "torch.bfloat16": 3e-2},
 }
+ELSEWHERE = "another rank cannot use it"
 
 Found = TypeVar("Found")
 
@@ -58,20 +59,36 @@ class Trial(Generic[Found]):
 
 
 def first_right(
-    candidates: Mapping[str, Callable[[], Found]], check: Callable[[Found], str | None]
+    candidates: Mapping[str, Callable[[], Found]],
+    check: Callable[[Found], str | None],
+    agree: Callable[[bool], bool] = bool,
 ) -> Trial[Found]:
     """Make and check one candidate after the other. ``check`` raises an error for one that is wrong, and may
-    return a note on one that is right."""
+    return a note on one that is right. ``agree``: whether all ranks find it right, which are at the same
+    candidate of as many."""
     reasons: dict[str, str] = {}
     for name, make in candidates.items():
+        found, note = None, None
         try:
             found = make()
             note = check(found)
         except Exception as error:  # kernels, compilers, drivers and libraries raise errors of many kinds
             reasons[name] = reason_of(error)
-            continue
-        return Trial(found, name, note or "", reasons)
+        if agree(name not in reasons):
+            return Trial(found, name, note or "", reasons)
+        reasons.setdefault(name, ELSEWHERE)
     return Trial(None, "", "", reasons)
+
+
+def agreed(group: Any, is_right: bool) -> bool:
+    """Whether it is right on all ranks of a process group, which call this at the same time. None: alone."""
+    if group is None:
+        return is_right
+    import torch
+
+    vote = torch.tensor(is_right)
+    torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, group=group)
+    return bool(vote)
 
 
 def why_not(trial: Callable[[], object]) -> str | None:

@@ -14,15 +14,23 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.engine import Engine
 from specdist.models.batch.flat import FlatBatch
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.loading import load_whole
 from specdist.models.passes import graphs
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from tests.engine.harness import Harness, paged_runner, requests_for
 from tests.engine.heads import random_head
@@ -30,6 +38,7 @@ from tests.gpu import device
 from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, policies, prompts
 from tests.gpu.observing import SIDES, Observer
 from tests.models.families import noisy_copy, tiny_model
+from tests.models.quantized_checkpoints import LAYOUTS, write
 from tests.ranks import REPOSITORY
 
 PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
@@ -49,8 +58,10 @@ def kernels_of_family(family: str) -> dict[str, int]:
 
 def kernels_of_pass(family: str, num_layers: int) -> tuple[int, int]:
     """Kernels in the graph of a pass of four rows with one new token each, and eager ones beside it."""
-    model = tiny_model(family, num_hidden_layers=num_layers).bfloat16()
-    runner = paged_runner(model, device=GPU)
+    if family in LAYOUTS:
+        runner = ModelRunner(loaded(family, num_layers), GPU)
+    else:
+        runner = paged_runner(tiny_model(family, num_hidden_layers=num_layers).bfloat16(), device=GPU)
     runner.allocate(num_pages=4, page_size=PAGE_SIZE, num_slots=4, max_seq_len=PAGE_SIZE)
     batch = FlatBatch(np.full(4, 5), np.arange(4), np.zeros(4, np.int64))
     device.DEVICE.reset()
@@ -61,6 +72,16 @@ def kernels_of_pass(family: str, num_layers: int) -> tuple[int, int]:
     counts = device.DEVICE.counts()
     assert counts.num_replays == 1
     return in_graph, counts.num_kernels
+
+
+def loaded(layout: str, num_layers: int) -> PreTrainedModel:
+    """A Llama in a quantised layout, as the job loads it from files."""
+    with TemporaryDirectory() as folder:
+        with _disable_current_modes():
+            model = tiny_model("llama", num_hidden_layers=num_layers, intermediate_size=128)
+            model.bfloat16().save_pretrained(folder)
+            write(Path(folder), *LAYOUTS[layout])
+        return load_whole(open_checkpoint("--target", folder), dtype=torch.bfloat16, device=GPU)
 
 
 class Rounds:

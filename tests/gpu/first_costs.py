@@ -2,18 +2,21 @@
 
     python -m tests.gpu.first_costs FOLDER [--fake]
 
-Products are those of a layer, in a graph that goes through copies of its matrices, more than a cache holds:
-with few tokens they show the rate at which weights are read, with many that of arithmetic. Grouped products
-of experts show whether they take the time of reading the distinct ones, as the planner reckons.
+Products are those of a layer, joined or not, in a graph that goes through copies of its matrices, more than
+a cache holds: with few tokens they show the rate at which weights are read, with many that of arithmetic.
+Inputs of FP8 have been rounded. Grouped products of experts show whether they take the time of reading the
+distinct ones, as the planner reckons.
 
 T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 
-from tests.gpu.first_device import Bench, Shape, say, step, table
+from specdist.models.quantized.quantized_linear import FAST, QuantizedLinear, products_of
+from specdist.models.quantized.quantized_weights import LayerFormat
+from specdist.utils.trial import why_not
+from tests.gpu.first_device import LLAMA, Bench, Shape, say, step, table
 from tests.gpu.first_kernels import (
     FILTERS,
     LOGITS_STD,
@@ -39,15 +45,25 @@ NUM_TOKENS, TINY_NUM_TOKENS = (1, 8, 32, 160, 512, 2048), (1, 8)
 READING_TOKENS, MULTIPLYING_TOKENS, TINY_MULTIPLYING_TOKENS = 1, 512, 8
 NUM_LAUNCHES, TINY_NUM_LAUNCHES = 1000, 20
 FEW_NODES = 0.1
+FLOAT8_DTYPE = "float8_e4m3fn"
+DTYPES = ("bfloat16", "float32", FLOAT8_DTYPE)
 MODEL, EXPERTS = "8B", "experts of a 30B-A3B"
+TWO_RANKS = replace(LLAMA["70B tp 4"], name="70B tp 2", inner_size=14336, num_heads=32, num_kv_heads=4)
+# The kernels of FP8, with scales of tokens and rows, and with stored ones.
+FLOAT8 = {
+    "torch._scaled_mm by rows": LayerFormat(numbers="float8", rows=1, columns=None, activations="token"),
+    "torch._scaled_mm": LayerFormat(numbers="float8", rows=None, columns=None, activations="static"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """All products of a layer of a model, one after the other."""
+    """All products of a layer of a model, one after the other; ``kernel``: of FP8."""
 
     model: str
     dtype: str
+    kernel: str
+    is_joined: bool
     num_tokens: int
     seconds: float
     gb_per_s: float
@@ -64,28 +80,36 @@ def measure_all(bench: Bench, folder: Path) -> int:
     for name, seconds in launches.items():
         say(f"{name}: {1e6 * seconds:.2f} us")
     many = TINY_MULTIPLYING_TOKENS if bench.is_fake else MULTIPLYING_TOKENS
+    all_tokens = TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS
     products = [
-        layer_products(bench, shape, num_tokens, torch.bfloat16)
-        for shape in bench.shapes.values()
-        for num_tokens in (TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS)
+        layer_products(bench, shape, num_tokens, dtype=torch.bfloat16, is_joined=is_joined)
+        for shape in (*bench.shapes.values(), *([] if bench.is_fake else [TWO_RANKS]))
+        for is_joined in (True, False)
+        for num_tokens in all_tokens
     ]
-    products += [
-        expert_products(bench, num_tokens)
-        for num_tokens in (TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS)
-    ]
-    products.append(layer_products(bench, bench.shapes[MODEL], many, torch.float32))
+    products += float8_products(bench, all_tokens)
+    products += [expert_products(bench, num_tokens) for num_tokens in all_tokens]
+    products.append(layer_products(bench, bench.shapes[MODEL], many, dtype=torch.float32, is_joined=True))
     say("\n" + table(products))
     sampling = sampling_costs(bench)
     say("\n" + "\n".join(_sampling_line(one) for one in sampling))
 
-    def of(num_tokens: int, dtype: str) -> Products:
-        wanted = (MODEL, dtype, num_tokens)
-        return next(each for each in products if (each.model, each.dtype, each.num_tokens) == wanted)
+    def of(num_tokens: int, dtype: str) -> Products | None:
+        """The fastest of the joined products of a layer of the model."""
+        wanted = (MODEL, dtype, num_tokens, True)
+        found = [
+            each for each in products if (each.model, each.dtype, each.num_tokens, each.is_joined) == wanted
+        ]
+        return min(found, key=lambda each: each.seconds, default=None)
 
+    rates = {dtype: each.tflop_per_s for dtype in DTYPES if (each := of(many, dtype)) is not None}
+    reading, reading_float8 = of(READING_TOKENS, "bfloat16"), of(READING_TOKENS, FLOAT8_DTYPE)
+    assert reading is not None
     found = {
         **launches,
-        "read_bytes_per_s": 1e9 * of(READING_TOKENS, "bfloat16").gb_per_s,
-        "flops_per_s": {dtype: 1e12 * of(many, dtype).tflop_per_s for dtype in ("bfloat16", "float32")},
+        "read_bytes_per_s": 1e9 * reading.gb_per_s,
+        "float8_bytes_per_s": None if reading_float8 is None else 1e9 * reading_float8.gb_per_s,
+        "flops_per_s": {dtype.partition("_")[0]: 1e12 * rate for dtype, rate in rates.items()},
         "sampling": sampling,
     }
     # A cost that comes out as a difference of two times may be lost in them.
@@ -125,30 +149,63 @@ def launch_costs(bench: Bench) -> dict[str, float]:
     }
 
 
-def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dtype) -> Products:
-    """The products of several layers in one graph."""
-    layer_bytes = dtype.itemsize * sum(rows * columns for rows, columns in shape.matrices)
+def layer_products(
+    bench: Bench, shape: Shape, num_tokens: int, *, dtype: torch.dtype, is_joined: bool, kernel: str = ""
+) -> Products:
+    """The products of several layers in one graph. Raises an error for a kernel that the device has not."""
+    matrices = shape.joined if is_joined else shape.matrices
+    layer_bytes = dtype.itemsize * sum(rows * columns for rows, columns in matrices)
     cycled_bytes = TINY_CYCLED_BYTES if bench.is_fake else CYCLED_BYTES
-    layers = [
-        [bench.random(*size, dtype=dtype, seed=seed) for size in shape.matrices]
+    plain = torch.bfloat16 if kernel else dtype
+    tokens = {width: bench.random(num_tokens, width, dtype=plain) for _, width in matrices}
+    products = [
+        product(bench, size, seed, tokens[size[1]], kernel)
         for seed in range(-(-cycled_bytes // layer_bytes))
+        for size in matrices
     ]
-    tokens = {width: bench.random(num_tokens, width, dtype=dtype) for _, width in shape.matrices}
 
     def multiply() -> None:
-        for matrices in layers:
-            for matrix in matrices:
-                linear(tokens[matrix.shape[1]], matrix)
+        for each in products:
+            each()
 
-    seconds = bench.device_s(multiply) / len(layers)
+    seconds = bench.device_s(multiply) / len(products) * len(matrices)
     return Products(
         model=shape.name,
         dtype=str(dtype).removeprefix("torch."),
+        kernel=kernel,
+        is_joined=is_joined,
         num_tokens=num_tokens,
         seconds=seconds,
         gb_per_s=layer_bytes / seconds / 1e9,
         tflop_per_s=2 * num_tokens * layer_bytes / dtype.itemsize / seconds / 1e12,
     )
+
+
+def product(
+    bench: Bench, size: tuple[int, int], seed: int, tokens: Tensor, kernel: str
+) -> Callable[[], Tensor]:
+    """Of random numbers; of FP8 with inputs that have been rounded."""
+    if not kernel:
+        return partial(linear, tokens, bench.random(*size, dtype=tokens.dtype, seed=seed))
+    layer = QuantizedLinear(FLOAT8[kernel.removesuffix(FAST)], *size).to_empty(device=bench.device)
+    layer.weight.numbers.copy_(bench.random(*size, seed=seed))
+    for name, scales in layer.named_buffers():
+        if name != "numbers":
+            scales.fill_(1.0)
+    run = products_of(layer, torch.bfloat16)[kernel]()
+    return partial(run, tokens, layer.rounded(tokens))
+
+
+def float8_products(bench: Bench, all_tokens: Sequence[int]) -> Iterator[Products]:
+    """Of 8B, and of 70B over two ranks and over four; a kernel that a device has not is said once."""
+    shapes = [bench.shapes[MODEL], *([] if bench.is_fake else [TWO_RANKS, LLAMA["70B tp 4"]])]
+    for kernel in [name + fast for name in FLOAT8 for fast in ("", FAST)]:
+        measured = partial(layer_products, bench, dtype=torch.float8_e4m3fn, kernel=kernel)
+        if reason := why_not(partial(measured, shapes[0], all_tokens[0], is_joined=True)):
+            say(f"{kernel}: {reason}")
+            continue
+        for shape, is_joined, num_tokens in itertools.product(shapes, (True, False), all_tokens):
+            yield measured(shape, num_tokens, is_joined=is_joined)
 
 
 def expert_products(bench: Bench, num_tokens: int) -> Products:
@@ -172,6 +229,8 @@ def expert_products(bench: Bench, num_tokens: int) -> Products:
     return Products(
         model=EXPERTS,
         dtype="bfloat16",
+        kernel="",
+        is_joined=True,
         num_tokens=num_tokens,
         seconds=seconds,
         gb_per_s=2 * int((counts > 0).sum()) * numbers / seconds / 1e9,

@@ -49,6 +49,13 @@ class Shape:
         return [*of_attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
     @property
+    def joined(self) -> list[tuple[int, int]]:
+        """The same, of which those with the same input are one."""
+        query, key, value, *others, gate, up, down = self.matrices
+        one = [(sum(rows for rows, _ in each), each[0][1]) for each in ((query, key, value), (gate, up))]
+        return [one[0], *others, one[1], down]
+
+    @property
     def config(self) -> LlamaConfig:
         return LlamaConfig(
             vocab_size=self.vocab_size,

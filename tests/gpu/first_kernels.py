@@ -30,7 +30,6 @@ from specdist.models.batch.flat import FlatBatch, ragged_segments
 from specdist.models.cache.key_value import SCALE_DTYPE, to_float8
 from specdist.models.loading.conversions import Piece
 from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
-from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
 from specdist.models.quantized.quantized_weights import LayerFormat
@@ -407,8 +406,7 @@ def expert_case(kernel: str, packed: PackedExperts, tokens: Tensor) -> Case:
 def quantised_case(
     kernel: str, layer: QuantizedLinear, product: Callable[[], Product], tokens: Tensor
 ) -> Case:
-    scales = layer.input_scales(tokens)
-    found = None if scales is None else RoundedInput(rounded_inputs(layer.form, tokens, scales), scales)
+    found = layer.rounded(tokens)
     return Case(
         kernel=kernel,
         size=f"{len(tokens)} tokens",

@@ -161,7 +161,7 @@ def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]
              title="the project's kernels at the shapes of 1B, 8B and 70B over four ranks, in bfloat16",
              tells="whether a kernel is right at the sizes that people run, and how fast it is",
              command=command("first_kernels", "shapes")),
-        Step(name="costs", runs_on_cpu=True, limit_s=300,
+        Step(name="costs", runs_on_cpu=True,
              title="products of a layer, launches, nodes of graphs, waits, sampling: seconds of each",
              tells="what the planner assumes of a GPU", command=command("first_costs", "costs")),
         Step(name="graphs", runs_on_cpu=True, title="thirty recorded passes of a model of 8B",

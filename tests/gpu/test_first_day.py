@@ -72,6 +72,7 @@ def test_figures_of_a_fake_device_are_no_calibration(
     assert first_calibration.calibrate(tmp_path) == 0
     found = Calibration.read(tmp_path / "calibration.json")
     assert (found.wait_s, found.graph_node_bytes, len(found.all_reduce)) == (1e-5, 9000.5, 2)
+    assert found.flops_per_s.keys() == {"bfloat16", "float32", "float8"} and found.float8_bytes_per_s
     assert {one.filters for one in found.sampling} == {"none", "top_k", "top_p", "top_k and top_p"}
     # What cannot be is not kept, and memory that did not change was not measured.
     files[1].write_text(json.dumps(graphs | {"graph_node_bytes": -3.0}))

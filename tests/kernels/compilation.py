@@ -250,11 +250,16 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
 def rounding_variants(dtype: str) -> Iterator[Variant]:
     """Of inputs of 70B models over four ranks, and whole; to int8, too."""
     pointers = {"inputs": DTYPE_POINTERS[dtype], "narrow": "*u8", "scales": "*fp32"}
-    for width, is_float8 in ((2048, True), (2048, False), (8192, True), (28672, True)):
-        constants = {"width": width, "is_float8": is_float8, **layers.norm_constants(width)}
+    for width, is_float8, has_scale in (
+        (2048, True, False), (2048, False, False), (8192, True, False), (8192, True, True),
+        (28672, True, False),
+    ):  # fmt: skip
+        constants = {"width": width, "is_float8": is_float8, "has_scale": has_scale}
+        constants |= layers.norm_constants(width)
         about = f"rounding of {width} to {'float8' if is_float8 else 'int8'} ({dtype})"
-        options = layers.norm_options(width)
-        yield Variant(about, rounding.round_kernel, constants, pointers, ("limit",), options)
+        about = about.replace(" (", ", a stored scale (") if has_scale else about
+        options, numbers = layers.norm_options(width), ("limit", "scale")
+        yield Variant(about, rounding.round_kernel, constants, pointers, numbers, options)
 
 
 def expert_variants(dtype: str) -> Iterator[Variant]:

@@ -158,10 +158,13 @@ def _recur(
             recur(output, own_held, [Runs(own_5S, padded_of(own_5S.cpu().numpy(), held.device))], None, plain)
 
 
-def rounded_rows(inputs_MW: Tensor, *, limit: float, is_float8: bool) -> tuple[Tensor, Tensor]:
+def rounded_rows(
+    inputs_MW: Tensor, *, limit: float, is_float8: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     form = LayerFormat(numbers="float8" if is_float8 else "int8", rows=1, columns=None, activations="token")
     scales = input_scales(form, inputs_MW)
     assert scales is not None
+    scales = scales if scale is None else torch.full_like(scales, scale)
     return rounded_inputs(form, inputs_MW, scales), scales
 
 

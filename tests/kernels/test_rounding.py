@@ -24,11 +24,12 @@ def options_of(numbers: str) -> dict[str, Any]:
     return {"limit": LIMITS[numbers], "is_float8": numbers == "float8"}
 
 
-def exactly(inputs: Tensor, numbers: str) -> tuple[Tensor, Tensor]:
+def exactly(inputs: Tensor, numbers: str, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """By float64, whose quotients fit between those of float32: values and scales."""
     scales = inputs.double().abs().amax(-1, keepdim=True) / LIMITS[numbers]
     scales = scales.float().clamp_min(torch.finfo(torch.float32).tiny).double()
-    values = (inputs.double() / scales).float().double()
+    scales = scales if scale is None else torch.full_like(scales, scale).float().double()
+    values = (inputs.double() / scales).float().double().clamp(-LIMITS[numbers], LIMITS[numbers])
     if numbers == "int8":
         return values.round().clamp(-128, 127), scales
     # Steps of a sixteenth of the power of two above, and none smaller than 2^-9.
@@ -36,8 +37,8 @@ def exactly(inputs: Tensor, numbers: str) -> tuple[Tensor, Tensor]:
     return (values / steps).round() * steps, scales
 
 
-def same(found: tuple[Tensor, Tensor], inputs: Tensor, numbers: str) -> None:
-    values, scales = exactly(inputs.reshape(-1, inputs.shape[-1]), numbers)
+def same(found: tuple[Tensor, Tensor], inputs: Tensor, numbers: str, scale: float | None = None) -> None:
+    values, scales = exactly(inputs.reshape(-1, inputs.shape[-1]), numbers, scale)
     assert found[0].dtype == (torch.float8_e4m3fn if numbers == "float8" else torch.int8)
     torch.testing.assert_close(found[0].double(), values, rtol=0, atol=0, equal_nan=numbers == "float8")
     torch.testing.assert_close(found[1].double(), scales, rtol=0, atol=0, equal_nan=True)
@@ -68,6 +69,9 @@ def test_rows_are_rounded_to_the_nearest(
     # As a part of a wider tensor.
     strided = torch.cat([inputs, inputs], dim=1)[:, :width]
     same(rounded_rows(strided, **options_of(numbers)), inputs, numbers)
+    # A stored scale, for which the largest are too large.
+    scale = 0.3 * float(inputs.abs().max()) / LIMITS[numbers]
+    same(rounded_rows(inputs, **options_of(numbers), scale=scale), inputs, numbers, scale)
 
 
 def test_every_float8_and_every_middle_between_two(device: torch.device) -> None:
@@ -86,6 +90,14 @@ def test_what_is_not_finite_stays_in_its_row(numbers: str, device: torch.device)
     inputs = rows(5, 64, torch.float32, device)
     expected = rounded_rows(inputs, **options_of(numbers))
     inputs[1, 3], inputs[3, 60] = torch.nan, torch.inf
+    # Also where integers have no NaN, and a scale is stored.
+    assert rounded_rows(inputs, **options_of(numbers), scale=1.0)[1].isnan().flatten().tolist() == [
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
     found = rounded_rows(inputs, **options_of(numbers))
     assert found[1][1].isnan() and found[1][3].isinf()
     assert torch.equal(found[1][[0, 2, 4]], expected[1][[0, 2, 4]])

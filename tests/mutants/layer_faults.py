@@ -15,6 +15,8 @@ JOINED_SUMS = (
     "tests/models/test_all_reduce.py::"
     "test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits"
 )
+JOINED_QUANTIZED = "tests/gpu/test_joined.py::"
+QUANTIZED_PRODUCT = JOINED_QUANTIZED + "test_layers_of_every_format_are_one_product_with_the_scales_of_each"
 COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels"
 
 LAYER_FAULTS = (
@@ -58,10 +60,38 @@ LAYER_FAULTS = (
         "self._outputs.pop(index)",
         "self._outputs[index]",
         (JOINED,)),
-    Mutant("a-joined-product-forgets-biases", "JoinedProjections.of",
-        "F.linear(inputs, self.weight, self.bias)",
-        "F.linear(inputs, self.weight)",
+    Mutant("a-joined-product-forgets-biases", "JoinedProjections.__init__",
+        "first.weight.shape[1], first.bias is not None",
+        "first.weight.shape[1], False",
         (JOINED, FUSING + "test_every_family_keeps_its_logits")),
+    Mutant("a-joined-product-with-the-scale-of-its-first-part", "JoinedProjections.takes_scales",
+        "for each, size in zip(scales, sizes, strict=True)",
+        "for each, size in zip([scales[0]] * len(scales), sizes, strict=True)",
+        (QUANTIZED_PRODUCT,)),
+    Mutant("joined-whatever-the-scales-of-inputs", "JoinedProjections.takes_scales",
+        "len({layer.static_scale for layer in layers}) > 1",
+        "len({layer.static_scale for layer in layers}) > 3",
+        (QUANTIZED_PRODUCT,)),
+    Mutant("weights-move-after-they-were-read", "to_empty",
+        'model.modules() if device.type == "cuda" else ()',
+        "()",
+        (QUANTIZED_PRODUCT,)),
+    Mutant("a-part-of-a-joined-product-takes-the-first-outputs", "JoinedProjections.takes_scales",
+        "slice(begin, begin + size)",
+        "slice(0, size)",
+        (QUANTIZED_PRODUCT,)),
+    Mutant("products-by-each-ranks-own-choice", "QuantizedLinear.choose_product",
+        "first_right(products_of(self, dtype), check, agree)",
+        "first_right(products_of(self, dtype), check)",
+        ("tests/models/test_quantized.py::test_a_quantised_model_is_the_same_on_two_ranks",)),
+    Mutant("a-stored-scale-that-is-too-small-wraps", "rounding.round_kernel",
+        "tl.abs(values) > limit",
+        "values > limit",
+        (ROUNDING + "test_rows_are_rounded_to_the_nearest",)),
+    Mutant("fast-accumulation-forgotten", "_scaled_product",
+        "use_fast_accum=is_fast",
+        "use_fast_accum=False",
+        (JOINED_QUANTIZED + "test_fast_accumulation_is_used_where_it_is_right",)),
     Mutant("a-rank-reads-before-its-peer-has-written", "summed_over_ranks",
         "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < turn",
         "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < 0",

@@ -23,6 +23,9 @@ def test_the_first_right_candidate_is_used(caplog: pytest.LogCaptureFixture) -> 
     made = {"broken": broken, "wrong": lambda: 0.5, "unclear": lambda: math.nan, "right": lambda: 0.0}
     trial = first_right({**made, "too late": broken}, check)
     assert (trial.found, trial.name, trial.note) == (0.0, "right", "by 0")
+    others = iter((False, True))
+    voted = first_right({"here": float, "all": float}, check, lambda is_right: is_right and next(others))
+    assert (voted.name, voted.reasons) == ("all", {"here": "another rank cannot use it"})
     with caplog.at_level(logging.INFO):
         trial.report(logger, "sums", "plain")
         first_right({"broken": broken}, check).report(logger, "sums", "plain")

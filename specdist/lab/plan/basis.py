@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from specdist.lab.plan.advise import Plan, Site
-from specdist.lab.plan.hardware import PUBLISHED
+from specdist.lab.plan.hardware import MEASURED_RATES, PUBLISHED
 from specdist.lab.plan.simulate import OWN_GPU
 from specdist.models.sizes.sizes import ModelSize
 
@@ -52,7 +52,8 @@ def _found(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -
     for kind in dict.fromkeys(model.product for model in models if model.num_quantized):
         if kind in gpu.products:
             elsewhere = "" if gpu.name == "h200" else f", taken for the {gpu.name}"
-            yield MEASURED, f"{kind} products (one matrix on one H200{elsewhere})"
+            if gpu.products[kind] == MEASURED_RATES[kind]:  # else among the GPU's own
+                yield MEASURED, f"{kind} products (one matrix on one H200{elsewhere})"
         else:
             yield ASSUMED, "quantised layers are written in 16 bits and read again"
     if any(model.experts for model in models):

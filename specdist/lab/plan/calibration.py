@@ -49,8 +49,9 @@ class Calibration:
         gpu_name: as the driver calls it. ``memory_bytes``: all of it.
         date: of the measurement, ISO 8601. ``versions``: of torch, CUDA, the driver, and so on.
         is_fake: nothing was measured; such a file is refused.
-        read_bytes_per_s: of products of a layer's matrix with one token, which read it from memory.
-        flops_per_s: of products with some hundred tokens, by the name of the numbers' type.
+        read_bytes_per_s: of products of a layer's matrix with one token, which read it from memory;
+            ``float8_bytes_per_s``: of those of rounded inputs.
+        flops_per_s: of products with some hundred tokens, by the name of the numbers' type; float8 may lack.
         launch_s: of a kernel or copy that is launched by itself. ``graph_s``: of launching a graph;
             ``graph_node_s``: of one more small kernel in it.
         wait_s: the host waits for the device, and the device for what the host launches next.
@@ -71,6 +72,7 @@ class Calibration:
     graph_node_s: float
     wait_s: float
     graph_node_bytes: float | None = None
+    float8_bytes_per_s: float | None = None
     all_reduce: tuple[MeasuredSum, ...] = ()
     sampling: tuple[MeasuredSampling, ...] = ()
 
@@ -129,8 +131,9 @@ class Calibration:
         names = ("memory_bytes", "read_bytes_per_s", "launch_s", "graph_s", "graph_node_s", "wait_s")
         found = [(name, float(getattr(self, name))) for name in names]
         found += [(f"flops_per_s.{name}", value) for name, value in self.flops_per_s.items()]
-        if self.graph_node_bytes is not None:
-            found.append(("graph_node_bytes", self.graph_node_bytes))
+        for name in ("graph_node_bytes", "float8_bytes_per_s"):
+            if (value := getattr(self, name)) is not None:
+                found.append((name, value))
         for name in ("all_reduce", "sampling"):
             for index, one in enumerate(getattr(self, name)):
                 numbers = {key: value for key, value in vars(one).items() if not isinstance(value, str)}

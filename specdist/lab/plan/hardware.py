@@ -171,6 +171,10 @@ class Gpu:
     def calibrated(self, found: Calibration, source: str) -> Gpu:
         """This GPU with what was measured; its links stay as they are where a single GPU was."""
         assert found.half_flops_per_s is not None
+        products, float8_flops_per_s = self.products, found.flops_per_s.get("float8")
+        if found.float8_bytes_per_s is not None and float8_flops_per_s is not None:
+            reads = found.float8_bytes_per_s / found.read_bytes_per_s
+            products = products | {"float8": Rates(reads, float8_flops_per_s / found.half_flops_per_s)}
         return replace(
             self,
             memory_bytes=found.memory_bytes,
@@ -179,6 +183,7 @@ class Gpu:
             float_flops_per_s=found.flops_per_s["float32"],
             bandwidth_efficiency=1.0,
             arithmetic_efficiency=1.0,
+            products=products,
             kernel_s=found.graph_node_s,
             eager_kernel_s=found.launch_s,
             graph_s=found.graph_s,

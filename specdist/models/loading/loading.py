@@ -29,6 +29,7 @@ from specdist.models.loading.packed_experts import (
 from specdist.models.loading.places import StoredPlaces
 from specdist.models.loading.weight_names import WeightNames, ties_embeddings
 from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
+from specdist.models.passes.fused_modules import join_quantized, to_empty
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products, dequantize_absorbed
 from specdist.models.quantized.quantized_weights import QuantizedWeight
@@ -212,7 +213,7 @@ def _load_read(
     computed = ComputedTensors(model)
     stored = StoredPlaces.of(checkpoint, model, _stored_shapes(checkpoint))
     _place_quantized(model, checkpoint, stored, dtype)
-    model = model.to_empty(device=device)
+    to_empty(model, device)
     computed.restore(model, device)
     _read_weights(model, checkpoint, stored, dtype, on_tensor)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -220,6 +221,7 @@ def _load_read(
         head.weight = embedding.weight
     use_paged_attention(model)
     dequantize_absorbed(model, dtype)
+    join_quantized(model)
     choose_products(model, dtype)
     return model.eval()
 
@@ -269,13 +271,14 @@ def load_sharded(
         is_expert_parallel=is_expert_parallel,
     )
     _place_quantized(shard, checkpoint, stored, dtype)
-    shard = shard.to_empty(device=device)
+    to_empty(shard, device)
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
     _read_weights(shard, checkpoint, stored, dtype, on_tensor)
     dequantize_absorbed(shard, dtype)
-    choose_products(shard, dtype)
+    join_quantized(shard, group)
+    choose_products(shard, dtype, group)
     share_sums(shard, group, dtype, device)
     if device.type == "cuda":
         width = shard.config.get_text_config().hidden_size

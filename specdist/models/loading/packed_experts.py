@@ -137,8 +137,8 @@ class PackedExperts(nn.Module):
         )
         return output
 
-    def choose_product(self, dtype: torch.dtype) -> Trial[Product]:
-        """Take the kernel where a trial on this device, a GPU, finds it right."""
+    def choose_product(self, dtype: torch.dtype, agree: Callable[[bool], bool] = bool) -> Trial[Product]:
+        """Take the kernel where a trial on the devices of all ranks, GPUs, finds it right."""
         assert isinstance(self.numbers, Tensor)
         device, generator = self.numbers.device, torch.Generator().manual_seed(self.in_features)
         x_SK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
@@ -153,7 +153,7 @@ class PackedExperts(nn.Module):
         candidates: dict[str, Callable[[], Product]] = {}
         if device.type == "cuda":
             candidates = {KERNEL: lambda: self.kernel_product}
-        trial = first_right(candidates, check)
+        trial = first_right(candidates, check, agree)
         self.product = trial.found or self.dequantized_product
         return trial
 

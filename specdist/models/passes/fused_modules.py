@@ -6,22 +6,31 @@ T flat tokens, H heads, D head width, W width of a row.
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from specdist.models.passes.all_reduce import Sums
+from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.utils.trial import agreed
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# Layers that read the same input.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), PROJECTIONS[:2])
+# The attribute of a module that gives what a plain linear layer does, of its weight and bias.
+PLAIN = "is_plain_product"
 # The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+logger = logging.getLogger(__name__)
 
 
 class Switch(Protocol):
@@ -148,35 +157,63 @@ class FusedDecoderLayer(Fused):
 
 class JoinedProjections:
     """Layers that read the same input, by one product: their weights become parts of one. It serves each of
-    them once, so that an input whose numbers have changed meanwhile is read anew."""
+    them once, so that an input whose numbers have changed meanwhile is read anew. ``device``: for layers on
+    the meta device, which get their memory here."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._sizes = [len(layer.weight) for layer in layers]
-        self.weight, self.bias = self._joined(layers, "weight"), None
-        if layers[0].bias is not None:
-            self.bias = self._joined(layers, "bias")
+    def __init__(self, layers: Sequence[Any], device: torch.device | None = None) -> None:
+        first, is_quantized = layers[0], isinstance(layers[0], QuantizedLinear)
+        self._sizes = [len(layer.numbers if is_quantized else layer.weight) for layer in layers]
+        if is_quantized:
+            form, width = first.form, first.in_features
+            self.whole: Any = QuantizedLinear(form, sum(self._sizes), width, bias=first.bias)
+        else:
+            width, is_biased = first.weight.shape[1], first.bias is not None
+            self.whole = nn.Linear(width, sum(self._sizes), bias=is_biased, device="meta")
+        for name, part in [*self.whole.named_parameters(), *self.whole.named_buffers()]:
+            parts = [getattr(layer, name).data for layer in layers]
+            sizes, dtype = [len(each) for each in parts], parts[0].dtype
+            if device is None:
+                whole = torch.cat(parts)
+            else:
+                whole = torch.empty(sum(sizes), *part.shape[1:], dtype=dtype, device=device)
+            for layer, own in zip((self.whole, *layers), (whole, *whole.split(sizes)), strict=True):
+                is_parameter = name in layer._parameters
+                setattr(layer, name, nn.Parameter(own, requires_grad=False) if is_parameter else own)
         self._outputs: dict[int, Tensor] = {}
         self._inputs: weakref.ref[Tensor] | None = None
         # Until some of them read another input than the others, or none.
         self.is_used = True
 
-    def _joined(self, layers: Sequence[Any], name: str) -> Tensor:
-        whole = torch.cat([getattr(layer, name).data for layer in layers])
-        for layer, own in zip(layers, whole.split(self._sizes), strict=True):
-            getattr(layer, name).data = own
-        return whole
+    def takes_scales(self, layers: Sequence[QuantizedLinear]) -> bool:
+        """Give the product the scales of quantised layers that have been filled: those of whole matrices
+        become those of rows where they differ. Not if inputs have several, or a layer ends in a block."""
+        whole: QuantizedLinear = self.whole
+        form, sizes, begin = whole.form, self._sizes, 0
+        has_border = any(size % form.border(0) for size in sizes) or (form.rows is None and form.has_zeros)
+        if has_border or len({layer.static_scale for layer in layers}) > 1:
+            return False
+        for layer, size in zip(layers, sizes, strict=True):
+            layer.whole, begin = (whole, slice(begin, begin + size)), begin + size
+        whole.input_scale = layers[0].input_scale
+        if form.rows is None:
+            scales = [layer.weight.scales_AB for layer in layers]
+            is_one = all(torch.equal(each, scales[0]) for each in scales)
+            whole.form = replace(form, rows=None if is_one else 1)
+            spread = [each.expand(size, -1) for each, size in zip(scales, sizes, strict=True)]
+            whole.scales = scales[0] if is_one else torch.cat(spread)
+        return True
 
     def is_of(self, layers: Sequence[Any]) -> bool:
         """Not of a copy's layers, whose weights are their own."""
-        return layers[0].weight.data_ptr() == self.weight.data_ptr()
+        is_plain = isinstance(self.whole, nn.Linear)
+        return not is_plain or layers[0].weight.data_ptr() == self.whole.weight.data_ptr()
 
     def of(self, index: int, inputs: Tensor) -> Tensor:
         """[.., N]: what that layer makes of its input."""
         if self._inputs is None or self._inputs() is not inputs or index not in self._outputs:
             self.is_used = not self._outputs
             self._inputs = weakref.ref(inputs)
-            parts = F.linear(inputs, self.weight, self.bias).split(self._sizes, -1)
-            self._outputs = dict(enumerate(parts))
+            self._outputs = dict(enumerate(self.whole(inputs).split(self._sizes, -1)))
         return self._outputs.pop(index)
 
 
@@ -217,6 +254,49 @@ class FusedRotary:
             queries[0].transpose(0, 1), keys[0].transpose(0, 1), cos[0], sin[0]
         )
         return queries_THD.transpose(0, 1)[None], keys_TGD.transpose(0, 1)[None]
+
+
+def siblings_of(module: nn.Module) -> Iterator[tuple[str, list[Any]]]:
+    """The layers of a module that read the same input and are products of one kind, with the name of the
+    attribute for what joins them."""
+    for names in SIBLINGS:
+        layers = [module._modules.get(name) for name in names]
+        if len(kinds := set(map(_kind_of_product, layers))) == 1 and None not in kinds:
+            yield f"joined_{names[0]}", layers
+
+
+def _kind_of_product(layer: Any) -> Hashable:
+    """The same of layers that may be joined; None of other modules than products of matrices."""
+    if type(layer) is nn.Linear or getattr(layer, PLAIN, False):
+        return layer.weight.dtype, layer.weight.shape[1], layer.bias is None
+    is_quantized = isinstance(layer, QuantizedLinear) and not layer.sums_over_ranks
+    return (layer.form, layer.in_features, layer.bias is None) if is_quantized else None
+
+
+def to_empty(model: nn.Module, device: torch.device) -> None:
+    """Give a model memory on a device. On a GPU siblings are joined here, so that no weight moves after it
+    was read: that leaves gaps for which torch's allocator has no use, gigabytes in a large model."""
+    for module in model.modules() if device.type == "cuda" else ():
+        for name, layers in siblings_of(module):
+            vars(module)[name] = JoinedProjections(layers, device)
+    model._apply(lambda own: own if own.is_cuda else torch.empty_like(own, device=device))
+
+
+def join_quantized(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Let quantised layers that have been filled be parts of one product, on all ranks of a group."""
+    num_alone = 0
+    for module in model.modules():
+        for name, layers in siblings_of(module):
+            joined = vars(module).get(name)
+            if joined is None or isinstance(joined.whole, nn.Linear):
+                continue
+            if not agreed(group, joined.takes_scales(layers)):
+                del vars(module)[name]
+                num_alone += len(layers)
+                for layer in layers:
+                    layer.whole = None
+    if num_alone:
+        logger.info("%d layers are not joined with others of their input, as scales differ", num_alone)
 
 
 def layer_kernels() -> ModuleType:

@@ -2,8 +2,8 @@
 
 A replacement is found by what a module is made of, and then tried: on random numbers, in float32 and in the
 model's dtype, it must give what the module's own code gives on that device. A module for which it does not
-keeps its own code. The matrix products between stay the modules' own, sharded or not, but plain ones of the
-same input are joined, without a trial. No trial communicates.
+keeps its own code. The matrix products between stay the modules' own, sharded or not, but those of the same
+input are joined, without a trial. No trial communicates.
 
 T flat tokens, H heads, D head width, W width of a row.
 """
@@ -33,15 +33,12 @@ from specdist.models.passes.fused_modules import (
     layer_kernels,
 )
 from specdist.models.passes.fusing_trials import Attend, Scale, differences, twin_of
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.packages import cache_argument
 from specdist.utils.trial import first_right, said_of, tolerance_of, why_not
 
 ROTARY = "apply_rotary_pos_emb"
 ATTENTION, MLP = "self_attn", "mlp"
-# Layers that read the same input.
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), PROJECTIONS[:2])
-# The attribute of a module that gives what a plain linear layer does, of its weight and bias.
-PLAIN = "is_plain_product"
 # What a model may hand to its layers for attention, and its cache.
 HANDED_OVER = ("attention_mask", "position_ids", "position_embeddings")
 RENAMING = "transformers.utils.deprecation"
@@ -130,25 +127,18 @@ class Forms:
     def projections(self, switch: FusedLayers, module: nn.Module) -> dict[Any, Fused]:
         """What takes the place of the forwards of its layers that read the same input."""
         found: dict[Any, Fused] = {}
-        for names in SIBLINGS:
-            layers: list[Any] = [module._modules.get(name) for name in names]
-            if len({self._kind_of_product(layer) for layer in layers} - {None}) != 1 or None in layers:
-                continue
-            joined = vars(module).get(f"joined_{names[0]}")  # of another runner
+        for name, layers in fused_modules.siblings_of(module):
+            joined = vars(module).get(name)  # since weights were read, or of another runner
             if joined is None or not joined.is_of(layers):
-                joined = vars(module)[f"joined_{names[0]}"] = fused_modules.JoinedProjections(layers)
+                # Of quantised layers others have no scales.
+                if isinstance(layers[0], QuantizedLinear) or layers[0].weight.dtype != self._dtype:
+                    continue
+                joined = vars(module)[name] = fused_modules.JoinedProjections(layers)
             for index, layer in enumerate(layers):
                 found[layer] = fused_modules.FusedProjection(
                     switch, layer, layer.forward, self._dtype, joined, index
                 )
         return found
-
-    def _kind_of_product(self, layer: Any) -> Hashable:
-        """The same of layers whose inputs are alike; None of other modules than plain products."""
-        is_plain = type(layer) is nn.Linear or getattr(layer, PLAIN, False)
-        if not is_plain or layer.weight.dtype != self._dtype:
-            return None
-        return layer.weight.shape[1], layer.bias is None
 
     def _once(self, key: Hashable, module: nn.Module, find: Callable[[nn.Module], Any]) -> Any:
         if key not in self._found:

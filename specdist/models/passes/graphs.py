@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from specdist.utils.host import GIB, MIB
-from specdist.utils.trial import tolerance_of
+from specdist.utils.trial import agreed, tolerance_of
 
 # The first runs may allocate workspaces or choose algorithms, which must not be recorded.
 NUM_WARMUPS = 2
@@ -114,11 +114,7 @@ class CudaGraphs:
 
     def agree(self, is_right: bool) -> bool:
         """Whether it is right on all ranks that share the model. All of them call it at the same time."""
-        if self._group is None:
-            return is_right
-        vote = torch.tensor(is_right)
-        dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group)
-        return bool(vote)
+        return agreed(self._group, is_right)
 
     def has_room(self) -> bool:
         """Whether this rank's memory holds the graph of a capture that is about to begin."""

@@ -6,8 +6,6 @@ T tokens, K inputs.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -30,51 +28,25 @@ class RoundedInput(NamedTuple):
     scales: Tensor
 
 
-class LastInput:
-    """What was rounded last in a model: queries, keys and values read the same input, and so do gate and up.
-
-    It serves every reader once, so that an input whose numbers have changed meanwhile is rounded anew.
-    ``has_kernel``: scales per token are found, and tokens rounded, by one kernel.
-    """
-
-    def __init__(self) -> None:
-        self.has_kernel = False
-        self._inputs: weakref.ref[Tensor] | None = None
-        self._reading: Hashable = None
-        self._readers: list[object] = []
-        self._rounded: RoundedInput | None = None
-
-    def of(self, inputs: Tensor, reading: Hashable, reader: object) -> RoundedInput | None:
-        """If this very tensor was rounded for one that reads alike, and this one has not had it."""
-        is_it = self._inputs is not None and self._inputs() is inputs and self._reading == reading
-        if not is_it or any(each is reader for each in self._readers):
-            return None
-        self._readers.append(reader)
-        return self._rounded
-
-    def keep(self, inputs: Tensor, reading: Hashable, reader: object, rounded: RoundedInput) -> None:
-        """Keep a rounded input until another is kept."""
-        self._inputs, self._rounded = weakref.ref(inputs), rounded
-        self._reading, self._readers = reading, [reader]
-
-
-def round_tokens(form: LayerFormat, x_TK: Tensor) -> RoundedInput:
-    """Round tokens with a scale for each, by the project's kernel. Raises ValueError for tokens too wide for
-    it."""
+def round_tokens(form: LayerFormat, x_TK: Tensor, scale: float | None) -> RoundedInput:
+    """Round tokens with a scale for each, or with a stored one, by the project's kernel. Raises ValueError
+    for tokens too wide for it."""
     # Triton is not everywhere.
     from specdist.kernels.rounding import rounded_rows
 
     is_float8 = form.numbers == "float8"
-    return RoundedInput(*rounded_rows(x_TK, limit=LIMITS[form.numbers], is_float8=is_float8))
+    return RoundedInput(*rounded_rows(x_TK, limit=LIMITS[form.numbers], is_float8=is_float8, scale=scale))
 
 
-def check_kernel(form: LayerFormat, device: torch.device, dtype: torch.dtype, width: int) -> None:
+def check_kernel(
+    form: LayerFormat, device: torch.device, dtype: torch.dtype, width: int, scale: float | None = None
+) -> None:
     """Raises ValueError if the kernel rounds tokens to other numbers than plain operations do."""
     generator = torch.Generator().manual_seed(0)
     x_TK = torch.randn(TRIAL_TOKENS, width, generator=generator).to(device, dtype)
-    scales = input_scales(form, x_TK)
+    scales = input_scales(form, x_TK, None if scale is None else torch.tensor([scale], device=device))
     assert scales is not None
-    found = round_tokens(form, x_TK)
+    found = round_tokens(form, x_TK, scale)
     off = float((found.scales / scales - 1).abs().max())
     check_difference("scales of tokens differ", off, SCALE_TOLERANCE)
     moved = float((found.numbers.float() != rounded_inputs(form, x_TK, scales).float()).float().mean())
@@ -82,7 +54,8 @@ def check_kernel(form: LayerFormat, device: torch.device, dtype: torch.dtype, wi
 
 
 def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:
-    """See :meth:`QuantizedLinear.input_scales`."""
+    """Scales of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if no inputs are
+    rounded."""
     if form.activations is None:
         return None
     if form.activations == "static":

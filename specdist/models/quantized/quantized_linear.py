@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 from specdist.models.attention.attention import ABSORPTION
 from specdist.models.quantized.input_rounding import (
     TRIAL_TOKENS,
-    LastInput,
     RoundedInput,
     check_kernel,
     input_scales,
@@ -36,13 +36,15 @@ from specdist.models.quantized.input_rounding import (
 )
 from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight, held
 from specdist.models.recurrent.cuts import CUTS, Cut
-from specdist.utils.trial import Trial, check_difference, first_right, tolerance_of
+from specdist.utils.trial import Trial, agreed, check_difference, first_right, tolerance_of
 
 # Numbers of a layer that are dequantised at a time: three copies of them, in float32, are held.
 MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
 LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
 INT4_KERNEL = "torch._weight_int4pack_mm"
+# Where sums in the tensor cores' own, shorter registers are another way, and much faster; others ignore it.
+FAST, FAST_CAPABILITIES = ", fast accumulation", ((8, 9), (9, 0))
 
 
 # The product of inputs [T, K], and what they are rounded to, if they are: [T, N].
@@ -97,9 +99,16 @@ class QuantizedLinear(nn.Module):
         # Whether it is summed later with what others give (specdist.models.sharding.experts).
         self.is_summed_later = False
         self._product: Product = self.dequantized_product
-        # The last input of all layers, and the module that has this one: see :func:`choose_products`.
-        self.last_input = LastInput()
-        self.owner: str | None = None
+        # Whether one kernel rounds its inputs.
+        self.has_kernel = False
+        # A product of several layers, and which of its outputs are this one's.
+        self.whole: tuple[QuantizedLinear, slice] | None = None
+
+    @cached_property
+    def static_scale(self) -> float | None:
+        """Of its inputs, if one is stored; for layers that have been filled."""
+        scale = self.weight.input_scale
+        return None if scale is None else float(scale)
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -127,33 +136,15 @@ class QuantizedLinear(nn.Module):
     def local_product(self, inputs: Tensor) -> Tensor:
         """This rank's term of the sum, without the bias."""
         x_TK = inputs.reshape(-1, self.in_features)
-        output: Tensor = self._product(x_TK, self._rounded(inputs, x_TK))
+        output: Tensor = self._product(x_TK, self.rounded(x_TK))
         return output.view(*inputs.shape[:-1], self.out_features)
 
-    def _rounded(self, inputs: Tensor, x_TK: Tensor) -> RoundedInput | None:
-        reading = self._reading
-        found = None if reading is None else self.last_input.of(inputs, reading, self)
-        if found is None:
-            if self.last_input.has_kernel and self.form.activations == "token":
-                found = round_tokens(self.form, x_TK)
-            elif (scales := self.input_scales(x_TK)) is not None:
-                found = RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
-            if found is not None and reading is not None:
-                self.last_input.keep(inputs, reading, self, found)
-        return found
-
-    @property
-    def _reading(self) -> Hashable:
-        """A key that layers share if they round an input alike; None of one with a scale of its own."""
-        if self.owner is None or self.form.activations == "static":
-            return None
-        return self.owner, self.form.numbers, self.form.activations, self.form.columns
-
-    def input_scales(self, x_TK: Tensor) -> Tensor | None:
-        """Scales of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if no inputs
-        are rounded."""
-        scale = self.input_scale
-        return input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
+    def rounded(self, x_TK: Tensor) -> RoundedInput | None:
+        """What the product reads, if inputs are rounded."""
+        if self.has_kernel:
+            return round_tokens(self.form, x_TK, self.static_scale)
+        scales = input_scales(self.form, x_TK, self.weight.input_scale)
+        return None if scales is None else RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
 
     def dequantized_product(self, x_TK: Tensor, found: RoundedInput | None) -> Tensor:
         """What every other product must equal, up to rounding."""
@@ -167,20 +158,24 @@ class QuantizedLinear(nn.Module):
         ]
         return torch.cat([F.linear(x_TK, each.dequantized(x_TK.dtype)) for each in slices], dim=1)
 
-    def choose_product(self, dtype: torch.dtype) -> Trial[Product]:
-        """Take the first of torch's kernels that this device has and that a trial finds right."""
+    def choose_product(self, dtype: torch.dtype, agree: Callable[[bool], bool] = bool) -> Trial[Product]:
+        """Take the first of torch's kernels that all ranks have and that a trial finds right."""
+        if self.whole is not None:
+            whole, own = self.whole
+            self._product = lambda x_TK, found: whole._product(x_TK, found)[:, own]
+            self.numbers = whole.weight.numbers[own]  # none if a kernel has a layout of its own
+            return Trial(self._product, "a part of a joined product", "", {})
         device = self.weight.numbers.device
         generator = torch.Generator().manual_seed(self.in_features)
         x_TK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
-        scales = self.input_scales(x_TK)
-        x = None if scales is None else RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
+        x = self.rounded(x_TK)
 
         def check(product: Product) -> None:
             expected, found = self.dequantized_product(x_TK, x), product(x_TK, x)
             difference = float((found - expected).float().norm() / expected.float().norm())
             check_difference("its numbers differ", difference, tolerance_of("quantised product", dtype))
 
-        trial = first_right(products_of(self, dtype), check)
+        trial = first_right(products_of(self, dtype), check, agree)
         self._product = trial.found or self.dequantized_product
         if trial.name == INT4_KERNEL:
             self.numbers = self.weight.numbers.new_empty(0)  # the kernel has a layout of its own
@@ -205,23 +200,22 @@ def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
         logger.info("%d × kv_b_proj dequantised, as latent attention needs them", len(found))
 
 
-def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
-    """Choose the arithmetic of all quantised layers, and of packed experts, and log it. From then on what
-    several layers of a module read is rounded once."""
-    last_input = LastInput()
-    for name, layer in model.named_modules():
-        if isinstance(layer, QuantizedLinear):
-            layer.last_input, layer.owner = last_input, name.rpartition(".")[0]
-    tokens = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
-    tokens = [layer for layer in tokens if layer.form.activations == "token"]
-    if tokens and tokens[0].numbers.is_cuda:
-        _try_rounding(last_input, tokens, dtype)
+def choose_products(model: nn.Module, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> None:
+    """Choose the arithmetic of all quantised layers, and of packed experts, and log it: the same on the ranks
+    that share the model."""
+    agree, modules = partial(agreed, group), list(model.modules())
+    layers = [layer for layer in modules if isinstance(layer, QuantizedLinear)]
+    joined = dict.fromkeys(layer.whole[0] for layer in layers if layer.whole is not None)
+    modules, layers = [*joined, *modules], [*joined, *layers]
+    tokens = [layer for layer in layers if layer.form.activations in ("token", "static")]
+    if tokens and tokens[0].weight.numbers.is_cuda:
+        _try_rounding(tokens, dtype, agree)
     counts: Counter[str] = Counter()
     refused: dict[str, None] = {}
-    for layer in model.modules():
+    for layer in modules:
         choose: Any = getattr(layer, "choose_product", None)
         if choose is not None:
-            trial = choose(dtype)
+            trial = choose(dtype, agree)
             counts[f"{layer.form}: {trial.name or 'dequantised'}"] += 1
             refused[trial.refused] = None
     if counts:
@@ -232,17 +226,18 @@ def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
         )
 
 
-def _try_rounding(last_input: LastInput, layers: list[QuantizedLinear], dtype: torch.dtype) -> None:
+def _try_rounding(layers: list[QuantizedLinear], dtype: torch.dtype, agree: Callable[[bool], bool]) -> None:
     """Round the inputs of these in one kernel, if it does so rightly."""
-    forms = {layer.form for layer in layers}
+    forms = {layer.form: layer.static_scale for layer in layers}
     device, width = layers[0].weight.numbers.device, max(layer.in_features for layer in layers)
 
     def check(_: object) -> None:
-        for form in forms:
-            check_kernel(form, device, dtype, width)
+        for form, scale in forms.items():
+            check_kernel(form, device, dtype, width, scale)
 
-    trial = first_right({"one kernel": lambda: True}, check)
-    last_input.has_kernel = trial.found or False
+    trial = first_right({"one kernel": lambda: True}, check, agree)
+    for layer in layers:
+        layer.has_kernel = trial.found or False
     trial.report(logger, "inputs rounded per token", "plain operations, which are slower")
 
 
@@ -253,10 +248,15 @@ def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callabl
     if kind == "int8":
         return {"torch._int_mm": lambda: _integer_product(layer)}
     if kind == "float8" and is_cuda:
-        by_rows: dict[str, Callable[[], Product]] = {}
-        if is_half:  # the only result that it has
-            by_rows = {"torch._scaled_mm by rows": lambda: _scaled_product(layer, by_rows=True)}
-        return {**by_rows, "torch._scaled_mm": lambda: _scaled_product(layer, by_rows=False)}
+        # By rows the only result is bfloat16; one scale of all inputs and one of the weight are cuBLAS's.
+        ways = [("torch._scaled_mm", False), ("torch._scaled_mm by rows", True)][: 1 + is_half]
+        if layer.form.activations == "token" or layer.form.rows == 1:
+            ways.reverse()
+        return {
+            name + FAST * is_fast: partial(_scaled_product, layer, by_rows=by_rows, is_fast=is_fast)
+            for name, by_rows in ways
+            for is_fast in (True, False)
+        }
     # On a CPU they are fast in bfloat16 only.
     if kind == "int8 weights" and is_half:
         return {"torch._weight_int8pack_mm": lambda: _int8_weights_product(layer)}
@@ -280,26 +280,32 @@ def _integer_product(layer: QuantizedLinear) -> Product:
     return product
 
 
-def _scaled_product(layer: QuantizedLinear, *, by_rows: bool) -> Product:
-    """float8 times float8. ``by_rows``: the kernel applies the scales; compute capability 9.0 or more."""
+def _scaled_product(layer: QuantizedLinear, *, by_rows: bool, is_fast: bool) -> Product:
+    """float8 times float8. ``by_rows``: the kernel applies the scales, of compute capability 9.0 or more."""
+    device = layer.weight.numbers.device
+    if is_fast and torch.cuda.get_device_capability(device) not in FAST_CAPABILITIES:
+        raise ValueError("it is for compute capabilities 8.9 and 9.0")
     if layer.in_features % WIDTH_MULTIPLE or layer.out_features % WIDTH_MULTIPLE:
         raise ValueError(f"widths are not multiples of {WIDTH_MULTIPLE}")
-    one = torch.ones((), device=layer.weight.numbers.device)
+    one = torch.ones((), device=device)
+    multiply = partial(torch._scaled_mm, use_fast_accum=is_fast)
+
+    weight = layer.weight
+    weight_scales = weight.scales_AB.t().expand(1, layer.out_features if by_rows else -1).contiguous()
+    # cuBLAS has a scale of all inputs, and of the whole weight.
+    input_scale = weight.input_scale if weight_scales.numel() == 1 else None
 
     def product(x_TK: Tensor, found: RoundedInput | None) -> Tensor:
         assert found is not None
-        weight = layer.weight
-        numbers, scales = found
+        (numbers, scales), numbers_KN = found, layer.weight.numbers.t()
         if by_rows:
-            return torch._scaled_mm(
-                numbers,
-                weight.numbers.t(),
-                scales.expand(len(x_TK), 1).contiguous(),
-                weight.scales_AB.t().expand(1, layer.out_features).contiguous(),
-                out_dtype=x_TK.dtype,
-            )
-        sums_TN = torch._scaled_mm(numbers, weight.numbers.t(), one, one, out_dtype=torch.float32)
-        return (sums_TN * (scales * weight.scales_AB.t())).to(x_TK.dtype)
+            scales = scales.expand(len(x_TK), 1).contiguous()  # nothing to do after the kernel
+        elif input_scale is not None:
+            scales = input_scale
+        if by_rows or input_scale is not None:
+            return multiply(numbers, numbers_KN, scales, weight_scales, out_dtype=x_TK.dtype)
+        sums_TN = multiply(numbers, numbers_KN, one, one, out_dtype=torch.float32)
+        return (sums_TN * (scales * weight_scales)).to(x_TK.dtype)
 
     return product
 

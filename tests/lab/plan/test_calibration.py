@@ -27,7 +27,8 @@ MEASURED = Calibration(
     versions={"torch": "2.13.0", "triton": "3.7.1"},
     is_fake=False,
     read_bytes_per_s=2.5e12,
-    flops_per_s={"bfloat16": 5e14, "float32": 4e13},
+    float8_bytes_per_s=2e12,
+    flops_per_s={"bfloat16": 5e14, "float32": 4e13, "float8": 8e14},
     launch_s=7e-6,
     graph_s=11e-6,
     graph_node_s=1.5e-6,
@@ -97,6 +98,7 @@ def test_a_gpu_has_what_was_measured_on_it(tmp_path: Path) -> None:
     gpu = find_gpu("h100-sxm", "bfloat16", path)
     assert (gpu.sustained_bytes_per_s, gpu.memory_bytes) == (2.5e12, 85 * 10**9)
     assert (gpu.sustained_flops_per_s(2), gpu.sustained_flops_per_s(4)) == (5e14, 4e13)
+    assert gpu.products["float8"] == (0.8, 1.6) and gpu.products["int8"] == GPUS["h100-sxm"].products["int8"]
     assert (gpu.eager_kernel_s, gpu.graph_s, gpu.kernel_s, gpu.wait_s) == (7e-6, 11e-6, 1.5e-6, 20e-6)
     assert gpu.figures == (
         f"measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path}; "
