@@ -19,7 +19,8 @@ from specdist.kernels.paged_attention import Tile
 from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
 from specdist.models.attention.probe import plain_attention
-from specdist.models.batch.flat import PagedSegments
+from specdist.models.batch.flat import PagedSegments, Segments
+from specdist.models.passes.static import choose_bucket
 
 # Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
 # Of float32, sums in an order that depends on the processor: 7.4e-6 was seen for keys of 320 numbers.
@@ -254,10 +255,14 @@ def test_a_row_does_not_depend_on_its_neighbours(
 
 
 def test_heads_that_share_keys_share_a_tile() -> None:
-    """A verification block of eight tokens reads its keys and values once, also with eight heads per
-    group."""
-    for num_repeats in (1, 2, 4, 8):
-        assert Tile.of(128, num_repeats, torch.bfloat16, num_queries=8).num_rows // num_repeats >= 8
+    """In a recorded pass, too, a verification block of five tokens reads its keys and values once, also with
+    eight heads per group, and single tokens have no more rows than they need."""
+    lengths_S = np.ones(32, np.int64)
+    for num_new, num_repeats, num_rows in ((1, 1, 16), (1, 4, 16), (1, 8, 16), (5, 4, 32), (5, 8, 64)):
+        segments = Segments(num_new * lengths_S.cumsum() - num_new, num_new * lengths_S, 99 * lengths_S)
+        bucket = choose_bucket(segments, 32, page_size=16, table_width=64)
+        assert bucket is not None
+        assert Tile.of(128, num_repeats, torch.bfloat16, bucket.num_queries).num_rows == num_rows
     for dtype in TOLERANCES:
         assert Tile.of(128, 71, dtype, num_queries=1).num_rows == 128, "as many rows as heads at least"
 
