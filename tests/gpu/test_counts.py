@@ -28,7 +28,7 @@ pytestmark = needs_fake_device
 
 def test_a_layer_has_few_kernels() -> None:
     """Gemma 2 has four norms, and Qwen 3 norms its heads."""
-    on_device(check_kernels, {"llama": 10, "gemma2": 10, "qwen3": 12})
+    on_device(check_kernels, {"llama": 9, "gemma2": 9, "qwen3": 11})
 
 
 def test_a_token_is_rounded_by_one_kernel() -> None:

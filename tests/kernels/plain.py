@@ -94,6 +94,15 @@ def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor
     return queries, keys
 
 
+def write_rotated(
+    key_pages: Tensor, value_pages: Tensor, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor,
+    queries_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, *scales: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    queries, keys = rotary(queries_THD, keys_TGD, cos_TD, sin_TD)
+    plain_write(key_pages, value_pages, cache_index_T, keys, values_TGD, *scales)
+    return queries, keys
+
+
 def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
 
@@ -176,7 +185,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "gated_activation": gated_activation,
     "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
-    "write_float8_tokens": plain_write,
+    "write_rotated": write_rotated,
     "grouped_packed_product": grouped_packed_product,
     "mamba": mamba,
     "delta_rule": delta_rule,

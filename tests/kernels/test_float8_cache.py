@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels import float8_cache, paged_attention
+from specdist.kernels import paged_attention, rotary
 from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
 from specdist.models.cache.key_value import plain_write, to_float8
@@ -58,7 +58,7 @@ def test_it_writes_the_bits_of_plain_operations(
     found, found_scales = pages.clone().to(device), scales.clone().to(device)
     plain_write(*pages, index_T, keys, values, *scales)
     tokens = (each.to(device) for each in (index_T, keys, values))
-    float8_cache.write_float8_tokens(*found, *tokens, *found_scales)
+    rotary.write_tokens(*found, *tokens, *found_scales)
     assert torch.equal(found_scales.cpu(), scales)
     # Zeros have two signs.
     assert torch.equal(found.cpu() & 0x7F, pages & 0x7F)
@@ -72,7 +72,7 @@ def test_what_is_not_finite_is_not_hidden(device: torch.device) -> None:
         pages = torch.zeros(2, 2, 16, dtype=torch.uint8, device=device)
         scales = torch.zeros(2, 2, 1, dtype=torch.bfloat16, device=device)
         index_T = torch.arange(2, device=device)
-        float8_cache.write_float8_tokens(*pages, index_T, tokens, tokens, *scales)
+        rotary.write_tokens(*pages, index_T, tokens, tokens, *scales)
         assert scales[:, 0].isfinite().all() and not scales[:, 1].isfinite().any()
 
 

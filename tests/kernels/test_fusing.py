@@ -17,15 +17,21 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels import layers
-from specdist.models.attention.attention import attending
+from specdist.kernels import layers, rotary
+from specdist.models.attention.attention import AttentionCall, AttentionRules, attending
+from specdist.models.attention.kernel import KernelAttention
+from specdist.models.batch.flat import PagedSegments
+from specdist.models.cache import key_value
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.dry_run import LayerShapes, recording
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.runner import ModelRunner
+from tests.engine.harness import paged_runner
+from tests.models.chunks import check_rows
 from tests.models.families import tiny_model
+from tests.models.kernels import PlainKernel
 
 FUSED = {"llama", "qwen3", "gemma2", "granite_swa", "youtu"}
 # Few tokens: each is a program of its own in Triton's interpreter.
@@ -105,7 +111,8 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
         return call
 
     for name in ("rms_norm", "residual_norm", "rotary", "gated_activation"):
-        monkeypatch.setattr(layers, name, counted(name, getattr(layers, name)))
+        owner = rotary if name == "rotary" else layers
+        monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     model = paged_model("llama", device, torch.float32)
     runner = ModelRunner(model, device, Acceleration(is_fused=True))
     trials = len(called)
@@ -120,6 +127,56 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
     trials = len(called)
     second.torch_pass.compute(index, index, index, LayerShapes())
     assert len(called) == trials + 13, "two runners of one model"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """By what keys and values are written, in their order; by the kernels that devices have."""
+    names: list[str] = []
+
+    def rotate(*args: Any) -> Any:
+        names.append("rotate")
+        return rotary.write_rotated(*args)
+
+    def write(*args: Any) -> None:
+        names.append("write")
+        rotary.write_tokens(*args)
+
+    monkeypatch.setattr(key_value, "writer_on", lambda *_: key_value.Writer(write, rotate))
+    return names
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rotated_keys_are_written_once(family: str, written: list[str], device: torch.device) -> None:
+    """By the kernel that rotates them, for whole passes of the right logits, also into pages of layers with
+    windows."""
+    plain = tiny_model(family, num_hidden_layers=2)
+    runner = paged_runner(plain, Acceleration(is_fused=True, kernels=[PlainKernel()]), device=device)
+    check_rows(plain, runner, [{0: 3}, {0: 5, 2: 1}], is_windowed=family == "gemma2")
+    assert written == 4 * ["rotate"]
+
+
+def test_other_keys_than_those_that_were_written_are_written(
+    written: list[str], device: torch.device
+) -> None:
+    """Where a layer makes something else of them, or they are another layer's."""
+    cache = key_value.KeyValueCache(
+        dict.fromkeys(range(2), key_value.LayerShape(2, 8, 8)), num_pages=2, page_size=4,
+        dtype=torch.float32, device=device,
+    )  # fmt: skip
+    keys, values, queries = torch.randn(3, 1, 2, 8, device=device)
+    index_T = torch.tensor([5], device=device)
+    numbers = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([[0, 1]], [6], [0, 1]))
+    attention = KernelAttention(cache, PlainKernel(), PagedSegments(*numbers, 1, 8), index_T)
+    rules = AttentionRules(None, None, None)
+    for layer, change, expected in ((0, 0.0, []), (0, 1.0, ["write"]), (1, 0.0, ["write"])):
+        written.clear()
+        rotated = attention.rotate(0, keys, values, queries, *torch.ones(2, 1, 8, device=device))
+        assert rotated is not None
+        own = rotated[1] + change if change else rotated[1].transpose(0, 1).transpose(0, 1)
+        attention.attend(layer, AttentionCall(rotated[0], own, values, rules))
+        assert written == ["rotate", *expected]
+        assert torch.equal(cache.pages(layer)[0].view(8, 2, 8)[5], own[0])
 
 
 def test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives(

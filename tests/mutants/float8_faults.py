@@ -35,8 +35,8 @@ FLOAT8_FAULTS = (
         "(pages_N * page_size + keys_N % page_size) * num_kv_heads + kv_head\n",
         "(pages_N * page_size + keys_N % page_size) * num_kv_heads\n",
         (ATTENTION,)),
-    Mutant("kernel-writes-scales-of-heads-to-first", "_write",
-        "scale_pages + place * num_heads + head",
-        "scale_pages + place * num_heads",
+    Mutant("kernel-writes-scales-of-heads-to-first", "heads_kernel",
+        "key_scales + places_M,",
+        "key_scales + places_M // num_kv_heads * num_kv_heads,",
         (WRITTEN,)),
 )  # fmt: skip

@@ -92,8 +92,9 @@ class Rotation(NamedTuple):
 class DrafterAttention(nn.Module):
     """The projections of attention; what they read may be wider than the hidden states."""
 
-    def __init__(self, config: Any, input_size: int) -> None:
+    def __init__(self, config: Any, input_size: int, index: int) -> None:
         super().__init__()
+        self.layer_idx = index
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         has_bias = bool(getattr(config, "attention_bias", False))
@@ -111,11 +112,11 @@ class DrafterAttention(nn.Module):
         queries, keys = self._heads(self.q_proj(inputs_T)), self._heads(self.k_proj(inputs_T))
         if self.has_norms:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
+        values = self._heads(self.v_proj(inputs_T))
         cosines, sines = rotation
         queries, keys = apply_rotary_pos_emb(
             queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], cosines[None], sines[None]
         )
-        values = self._heads(self.v_proj(inputs_T))
         return queries[0].transpose(0, 1), keys[0].transpose(0, 1), values
 
     def keys_and_values(self, inputs: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -134,7 +135,7 @@ class DrafterLayer(nn.Module):
     def __init__(self, config: Any, index: int, *, reads_embeddings: bool = False) -> None:
         super().__init__()
         size, self.index = config.hidden_size, index
-        self.self_attn = DrafterAttention(config, 2 * size if reads_embeddings else size)
+        self.self_attn = DrafterAttention(config, 2 * size if reads_embeddings else size, index)
         self.mlp = MLPS[config.model_type](config)
         self.input_layernorm, self.post_attention_layernorm = (
             LlamaRMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)

@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
+from specdist.models.attention.attention import (
+    AttentionCall,
+    GroupedAttention,
+    LayerAttention,
+    rotated_by,
+)
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.batch.flat import (
     FlatBatch,
@@ -61,6 +66,9 @@ class CarriedStates:
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         return self.attention.attend(layer, call)
+
+    def rotate(self, layer: int, *tensors: Tensor) -> tuple[Tensor, Tensor] | None:
+        return rotated_by(self.attention, layer, *tensors)
 
 
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
