@@ -80,8 +80,8 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda *args, **form: RIGHT["rms_norm"](*args, **(form | {"weight_offset": 1.0})),
     "gated_activation": not_a_number,
     "write_tokens": scales_of_the_other,
-    "grouped_packed_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_packed_product"](
-        inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
+    "grouped_packed_product": lambda inputs, ends, *more, **form: RIGHT["grouped_packed_product"](
+        inputs, ends // 2, *more, **form
     ),
 }
 

@@ -29,7 +29,7 @@ from specdist.models.attention.probe import plain_attention
 from specdist.models.batch.flat import FlatBatch, ragged_segments
 from specdist.models.cache.key_value import SCALE_DTYPE, to_float8
 from specdist.models.loading.conversions import Piece
-from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
+from specdist.models.loading.packed_experts import PackedExperts, ends_of, fill_quantized
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
@@ -273,7 +273,7 @@ def writing_case(
     from specdist.kernels import rotary
 
     name = "write_rotated" if rotation else "write_tokens"
-    kernel, twin = getattr(rotary, name), plain.ON_HOST[name]
+    kernel, twin = getattr(rotary, name), plain.write_rotated if rotation else plain.plain_write
     sizes = [(shape.width, torch.uint8), (1, SCALE_DTYPE)] if is_float8 else [(shape.width, keys.dtype)]
     num_places = 2 * len(keys)
     index = torch.from_numpy(np.random.default_rng(0).permutation(num_places)[: len(keys)]).to(bench.device)
@@ -393,13 +393,13 @@ def expert_cases(bench: Bench) -> Iterator[Case]:
 def expert_case(kernel: str, packed: PackedExperts, tokens: Tensor) -> Case:
     generator = torch.Generator().manual_seed(2)
     ids_S = torch.randint(packed.num_experts, (len(tokens),), generator=generator).sort().values
-    groups = Groups(ids_S.to(tokens.device), packed.num_experts, tokens.dtype)
+    ends_E = ends_of(ids_S.to(tokens.device), packed.num_experts)
     share = len(ids_S.unique()) / packed.num_experts
     return Case(
         kernel=kernel,
         size=f"{len(tokens)} tokens",
-        run=lambda: packed.kernel_product(tokens, groups),
-        plain=lambda: packed.dequantized_product(tokens, groups),
+        run=lambda: packed.kernel_product(tokens, ends_E),
+        plain=lambda: packed.dequantized_product(tokens, ends_E),
         difference=relative_norm,
         limit=QUANTISED_LIMIT,
         num_bytes=int(share * packed.num_bytes),

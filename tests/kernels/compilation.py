@@ -256,7 +256,7 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
     """The first products of gpt-oss's experts, of DeepSeek's, and of INT4 in groups, for few and many tokens
     of each."""
     pointers = {"inputs": DTYPE_POINTERS[dtype], "output": DTYPE_POINTERS[dtype], "numbers": "*u8"}
-    pointers |= {"scales": "*fp32", "zeros": "*i8", "blocks": "*i32"}
+    pointers |= {"scales": "*fp32", "zeros": "*i8", "ends": "*i32"}
     for about, kind, rows, columns, num_outputs, num_inputs in (
         ("MXFP4", "float4", 1, 32, 5760, 2880),
         ("FP8 in blocks", "float8", 128, 128, 4096, 7168),
@@ -269,8 +269,10 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
                 "rows": rows,
                 "columns": columns,
                 "has_powers": kind == "float4",
+                "num_experts": 128,
                 "num_outputs": num_outputs,
                 "num_inputs": num_inputs,
+                "block_experts": 128,
                 "block_tokens": num_tokens,
                 "block_outputs": experts.BLOCK_OUTPUTS,
                 "block_inputs": experts.BLOCK_INPUTS,

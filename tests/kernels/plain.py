@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +110,7 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
 
 def grouped_packed_product(
     inputs_SK: Tensor,
-    blocks_3M: Tensor,
+    ends_E: Tensor,
     numbers: Tensor,
     scales_EAB: Tensor,
     zeros_EAB: Tensor | None,
@@ -118,12 +119,11 @@ def grouped_packed_product(
     rows: int,
     columns: int | None,
     num_outputs: int,
-    block_tokens: int,
 ) -> Tensor:
     form = LayerFormat(numbers=kind, rows=rows, columns=columns, has_powers=scales_EAB.dtype == torch.uint8)
     output = inputs_SK.new_zeros(len(inputs_SK), num_outputs)
-    for expert, begin, end in blocks_3M.T.tolist():
-        own = slice(begin, min(end, begin + block_tokens))
+    for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends_E.tolist()])):
+        own = slice(begin, end)
         if begin < end:
             zeros_AB = None if zeros_EAB is None else zeros_EAB[expert]
             weight = QuantizedWeight(

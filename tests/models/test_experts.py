@@ -16,6 +16,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from specdist.models.loading.packed_experts import EXPERTS_NAME
 from specdist.models.recurrent.cuts import cut_of
 from specdist.models.sharding.experts import _adds_up, cut_experts
 
@@ -88,7 +89,10 @@ def test_the_ranks_parts_of_experts_make_whole_ones(
 
 @pytest.mark.parametrize(
     ("layout", "implementation"),
-    [(each, how) for each, how in zip(LAYOUTS, ("eager", "grouped_mm", "batched_mm", "eager"), strict=True)],
+    [
+        (each, how)
+        for each, how in zip(LAYOUTS, ("eager", "grouped_mm", EXPERTS_NAME, EXPERTS_NAME), strict=True)
+    ],
 )
 def test_ranks_of_whole_experts_give_together_what_all_give(
     monkeypatch: pytest.MonkeyPatch, layout: str, implementation: str
