@@ -26,17 +26,19 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     """``d2t`` holds, for every id of the draft, how far the target's id lies above it; ``t2d``, for every id
-    of the target, whether the draft has it. The model has ``embed_tokens`` of the target's vocabulary, and an
-    ``lm_head`` of its own."""
+    of the target, whether the draft has it; ``known_ids`` the target's ids themselves [v]. The model has
+    ``embed_tokens`` of the target's vocabulary, and an ``lm_head`` of its own."""
 
     base_model_prefix = ""
     d2t: Tensor
     t2d: Tensor
+    known_ids: Tensor
 
     def register_vocabulary(self, num_own: int) -> None:
         """The first ids, until others are read."""
         self.register_buffer("d2t", torch.zeros(num_own, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(self.config.vocab_size) < num_own)
+        self.register_buffer("known_ids", torch.arange(num_own), persistent=False)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -44,14 +46,14 @@ class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    @property
-    def known_ids(self) -> Tensor:
-        """int64 [v]: the target's ids of the draft's vocabulary."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+    def read_map(self) -> None:
+        """Once ``d2t`` has changed."""
+        self.known_ids.copy_(self.d2t + torch.arange(len(self.d2t), device=self.d2t.device))
 
     def know(self, token_ids: Tensor) -> None:
         """Let the vocabulary be these ids of the target [v], ascending."""
         self.d2t.copy_(token_ids - torch.arange(len(token_ids)))
+        self.read_map()
         self.t2d.fill_(False)
         self.t2d[token_ids] = True
 
