@@ -99,20 +99,22 @@ def test_every_family_keeps_its_logits(
     assert torch.equal(logits_of(model), expected)
 
 
+def counted(called: list[str], name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """It adds its name to those that were called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        called.append(name)
+        return operator(*args, **kwargs)
+
+    return call
+
+
 def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dry run already calls each kernel, once for every place that has it."""
-    called = []
-
-    def counted(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            called.append(name)
-            return operator(*args, **kwargs)
-
-        return call
-
+    called: list[str] = []
     for name in ("rms_norm", "residual_norm", "rotary", "gated_activation"):
         owner = rotary if name == "rotary" else layers
-        monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
+        monkeypatch.setattr(owner, name, counted(called, name, getattr(owner, name)))
     model = paged_model("llama", device, torch.float32)
     runner = ModelRunner(model, device, Acceleration(is_fused=True))
     trials = len(called)
@@ -133,16 +135,8 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """By what keys and values are written, in their order; by the kernels that devices have."""
     names: list[str] = []
-
-    def rotate(*args: Any) -> Any:
-        names.append("rotate")
-        return rotary.write_rotated(*args)
-
-    def write(*args: Any) -> None:
-        names.append("write")
-        rotary.write_tokens(*args)
-
-    monkeypatch.setattr(key_value, "writer_on", lambda *_: key_value.Writer(write, rotate))
+    kernels = {name: counted(names, name, getattr(rotary, f"write_{name}")) for name in ("tokens", "rotated")}
+    monkeypatch.setattr(key_value, "writer_on", lambda *_: key_value.Writer(*kernels.values()))
     return names
 
 
@@ -153,15 +147,15 @@ def test_rotated_keys_are_written_once(family: str, written: list[str], device: 
     plain = tiny_model(family, num_hidden_layers=2)
     runner = paged_runner(plain, Acceleration(is_fused=True, kernels=[PlainKernel()]), device=device)
     check_rows(plain, runner, [{0: 3}, {0: 5, 2: 1}], is_windowed=family == "gemma2")
-    assert written == 4 * ["rotate"]
+    assert written == 4 * ["rotated"]
 
 
 def test_other_keys_than_those_that_were_written_are_written(
     written: list[str], device: torch.device
 ) -> None:
-    """Where a layer makes something else of them, or they are another layer's."""
+    """Where a layer makes something else of them."""
     cache = key_value.KeyValueCache(
-        dict.fromkeys(range(2), key_value.LayerShape(2, 8, 8)), num_pages=2, page_size=4,
+        {0: key_value.LayerShape(2, 8, 8)}, num_pages=2, page_size=4,
         dtype=torch.float32, device=device,
     )  # fmt: skip
     keys, values, queries = torch.randn(3, 1, 2, 8, device=device)
@@ -169,14 +163,14 @@ def test_other_keys_than_those_that_were_written_are_written(
     numbers = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([[0, 1]], [6], [0, 1]))
     attention = KernelAttention(cache, PlainKernel(), PagedSegments(*numbers, 1, 8), index_T)
     rules = AttentionRules(None, None, None)
-    for layer, change, expected in ((0, 0.0, []), (0, 1.0, ["write"]), (1, 0.0, ["write"])):
+    for change, expected in ((0.0, []), (1.0, ["tokens"])):
         written.clear()
         rotated = attention.rotate(0, keys, values, queries, *torch.ones(2, 1, 8, device=device))
         assert rotated is not None
         own = rotated[1] + change if change else rotated[1].transpose(0, 1).transpose(0, 1)
-        attention.attend(layer, AttentionCall(rotated[0], own, values, rules))
-        assert written == ["rotate", *expected]
-        assert torch.equal(cache.pages(layer)[0].view(8, 2, 8)[5], own[0])
+        attention.attend(0, AttentionCall(rotated[0], own, values, rules))
+        assert written == ["rotated", *expected]
+        assert torch.equal(cache.pages(0)[0].view(8, 2, 8)[5], own[0])
 
 
 def test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives(

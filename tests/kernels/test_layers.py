@@ -154,7 +154,10 @@ def test_rotary_embeddings_are_those_of_transformers(
             assert found.is_contiguous()
             assert torch.equal(found, plainly[0].transpose(0, 1))
             check(found, exactly[0].transpose(0, 1), plainly[0].transpose(0, 1), size=10.0)
-    values = random(5, 2 * num_kv_heads, width, dtype=dtype, device=device, seed=7)[:, num_kv_heads:]
+    # From the smallest numbers to the largest, and zeros.
+    values = random(5, 2 * num_kv_heads, width, dtype=FLOAT32, device=device, seed=7)[:, num_kv_heads:]
+    values = (values * torch.exp(4 * values)).clamp(-6e4, 6e4).to(dtype)
+    values[0, 0] = 0
     rotated, index_T = plain[1][0].transpose(0, 1), torch.tensor([31, 0, 7, 8, 30], device=device)
     for kind in (dtype, torch.float8_e4m3fn):
         pages = torch.full((3, 2, 4, 8 * num_kv_heads * width), 5, dtype=kind, device=device)

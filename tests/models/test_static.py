@@ -62,7 +62,8 @@ def test_static_passes_match_plain_forwards(
     if schedule is MIXED:
         monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
-    check_rows(plain, paged_runner(plain, STATIC), schedule)
+    kernel = Acceleration(is_static=True, kernels=[PlainKernel()])
+    check_rows(plain, paged_runner(plain, kernel), schedule)
     if schedule is SHORT:
         assert len(buckets) == len(schedule)
         assert {bucket.num_pages for bucket in buckets} == {2, 4, 8, 16}
@@ -70,22 +71,6 @@ def test_static_passes_match_plain_forwards(
         assert len({bucket.num_tokens for bucket in buckets}) > 3
     else:
         assert 0 < len(buckets) < len(schedule)
-
-
-def test_a_kernel_serves_static_and_ragged_passes(
-    buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
-    plain = tiny_model("gemma2")
-    kernel = PlainKernel()
-    runner = paged_runner(plain, Acceleration(is_static=True, kernels=[kernel]))
-    rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
-    num_calls = []
-    for found, wanted in rows.run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-        num_calls.append(kernel.num_calls)
-    assert set(np.diff(num_calls)) == {plain.config.num_hidden_layers}
-    assert 0 < len(buckets) < len(MIXED)
 
 
 def test_rows_in_parts_and_at_once_are_the_same() -> None:

@@ -7,7 +7,7 @@ ROUNDING = CACHE + "test_numbers_become_the_nearest_with_a_scale_of_each_head"
 LOGITS = CACHE + "test_logits_are_those_of_rounded_keys_and_values"
 COPIES = CACHE + "test_copies_take_their_scales_along"
 KERNELS = "tests/kernels/test_float8_cache.py::"
-WRITTEN = KERNELS + "test_it_writes_the_bits_of_plain_operations"
+WRITTEN = "tests/kernels/test_layers.py::test_rotary_embeddings_are_those_of_transformers"
 ATTENTION = KERNELS + "test_attention_equals_float64"
 
 FLOAT8_FAULTS = (

@@ -45,8 +45,8 @@ class KernelAttention:
         self._kernel = kernel
         self._segments = segments
         self._cache_index_T = cache_index_T
-        # A layer's keys and values, held so that no other tensors get their memory.
-        self._written: tuple[int, Tensor, Tensor] | None = None
+        # The newest keys and values, held so that no other tensors get their memory.
+        self._written: tuple[Tensor, Tensor] | None = None
 
     def rotate(
         self, layer: int, keys_TGD: Tensor, values_TGD: Tensor, *rotation: Tensor
@@ -54,12 +54,12 @@ class KernelAttention:
         """As of :meth:`specdist.models.cache.key_value.KeyValueCache.write_rotated`. The layer's call does
         not write these keys and values again, unless it gets others."""
         rotated = self._cache.write_rotated(layer, self._cache_index_T, keys_TGD, values_TGD, *rotation)
-        self._written = rotated and (layer, rotated[1], values_TGD)
+        self._written = rotated and (rotated[1], values_TGD)
         return rotated
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         written, self._written = self._written, None
-        if written is None or written[0] != layer or _memory(*written[1:]) != _memory(call.keys, call.values):
+        if written is None or _memory(*written) != _memory(call.keys, call.values):
             self._cache.write(layer, self._cache_index_T, call.keys, call.values)
         if not len(call.queries_THD):
             return call.queries_THD  # keys and values are all that is wanted
