@@ -154,6 +154,8 @@ def sorted_experts_forward(
     num_tokens, num_chosen = top_k_index.shape
     ids_S, order_S = top_k_index.reshape(-1).sort()
     ends_E = ends_of(ids_S, self.num_experts)
+    # Numbers past the last one are of experts on other ranks.
+    own_S = ids_S.clamp(max=self.num_experts - 1) if self._is_expert_parallel else ids_S
 
     def product(leaf: str, inputs: Tensor) -> Tensor:
         weights = getattr(self, leaf)
@@ -163,8 +165,7 @@ def sorted_experts_forward(
         else:
             output = _grouped_linear(inputs, weights, ends_E, is_transposed=self.is_transposed)
         if self.has_bias:
-            # Numbers past the last one are of experts on other ranks.
-            output += getattr(self, f"{leaf}_bias")[ids_S.clamp(max=self.num_experts - 1)]
+            output += getattr(self, f"{leaf}_bias")[own_S]
         return output
 
     outputs = product(up_name(self), hidden_states[order_S // num_chosen])

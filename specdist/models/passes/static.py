@@ -3,8 +3,8 @@
 A pass of few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording always
 runs with the same shapes, at the same addresses. So the tokens of a batch are laid out as they are, segment
 after segment, in buffers that are never moved: single steps, verification blocks and prompt chunks in the
-same pass. What is padded is the number of tokens and the number of segments. The padding tokens form a
-segment of their own that reads and writes a scratch page, which belongs to no sequence; their output is
+same pass. What is padded is the number of tokens and the number of segments. The padding tokens form
+segments of their own that read and write a scratch page, which belongs to no sequence; their output is
 dropped.
 
 T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V vocabulary.
