@@ -22,7 +22,7 @@ from specdist.kernels.paged_attention import _dot
 # Tokens of a program, where an expert has few or many of them on average (with float32 these do not fit into
 # the registers); outputs, and inputs of a step.
 FEW_TOKENS, MANY_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 64, 64, 128
-OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "maxnreg": 255}
+OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -57,9 +57,9 @@ def own_tokens(ends, num_experts: tl.constexpr, block_experts: tl.constexpr, blo
     num_blocks_E = tl.where(is_expert, (ends_E - begins_E + block_tokens - 1) // block_tokens, 0)
     expert = tl.sum((tl.cumsum(num_blocks_E, 0) <= tl.program_id(1)).to(tl.int32), 0)
     block = tl.program_id(1) - tl.sum(tl.where(experts_E < expert, num_blocks_E, 0), 0)
-    is_own = experts_E == expert
-    begin = tl.sum(tl.where(is_own, begins_E, 0), 0) + block * block_tokens
-    return expert, begin, tl.sum(tl.where(is_own, ends_E, 0), 0)
+    is_own = expert < num_experts
+    begin = tl.load(ends + expert - 1, mask=is_own & (expert > 0), other=0) + block * block_tokens
+    return expert, begin, tl.load(ends + expert, mask=is_own, other=0)
 
 
 @triton.jit

@@ -240,7 +240,8 @@ class KeyValueCache:
         if is_latent:
             copy_into(self.keys[layer], cache_index_T, keys_TGD, self.key_scales.get(layer))
             return
-        write = self._writer.write if width == value_width and width % 2 == 0 else plain_write
+        is_right = width == value_width and width % 2 == 0
+        write: Callable[..., None] = self._writer.write if is_right else plain_write
         pages, scales = self._held(layer)
         write(*pages, cache_index_T, keys_TGD, values_TGD, *scales)
 
@@ -250,7 +251,7 @@ class KeyValueCache:
         """As :meth:`write`, of keys that are rotated before; returns rotated queries and keys, and None where
         no kernel does both. ``rotation``: queries [T, H, D], cos and sin [T, D]."""
         shape, rotate = self.shapes[layer], self._writer.rotate
-        own = LayerShape(*keys_TGD.shape[1:], values_TGD.shape[2])
+        own = LayerShape(keys_TGD.shape[1], keys_TGD.shape[2], values_TGD.shape[2])
         if rotate is None or own != shape or own.width != own.value_width or keys_TGD.dtype != self.dtype:
             return None
         pages, scales = self._held(layer)
