@@ -5,7 +5,7 @@ Tokens are sorted by expert. A program takes some tokens of one expert and some 
 dequantises one tile of weights after the other. How many programs there are depends on the number of
 tokens alone, so that a launch can be recorded: which tokens are whose is read on the device.
 
-S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert, M blocks of tokens.
+S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert.
 """
 
 from __future__ import annotations
@@ -46,16 +46,31 @@ def _spread(scales, block_outputs: tl.constexpr, block_inputs: tl.constexpr, num
     return tl.reshape(wide, (block_outputs, block_inputs))
 
 
-# A number that changes from pass to pass compiles nothing anew.
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit
+def own_tokens(ends, num_experts: tl.constexpr, block_experts: tl.constexpr, block_tokens: tl.constexpr):
+    """This program's expert, its first token and the end of that expert's: each has blocks of its own, one
+    after the other, and after those of the last there is none."""
+    experts_E = tl.arange(0, block_experts)
+    is_expert = experts_E < num_experts
+    ends_E = tl.load(ends + experts_E, mask=is_expert, other=0)
+    begins_E = tl.load(ends + experts_E - 1, mask=is_expert & (experts_E > 0), other=0)
+    num_blocks_E = tl.where(is_expert, (ends_E - begins_E + block_tokens - 1) // block_tokens, 0)
+    expert = tl.sum((tl.cumsum(num_blocks_E, 0) <= tl.program_id(1)).to(tl.int32), 0)
+    block = tl.program_id(1) - tl.sum(tl.where(experts_E < expert, num_blocks_E, 0), 0)
+    is_own = expert < num_experts
+    begin = tl.load(ends + expert - 1, mask=is_own & (expert > 0), other=0) + block * block_tokens
+    return expert, begin, tl.load(ends + expert, mask=is_own, other=0)
+
+
+@triton.jit
 def grouped_product_kernel(
-    inputs, numbers, scales, zeros, blocks, output, num_blocks, kind: tl.constexpr, rows: tl.constexpr,
-    columns: tl.constexpr, has_powers: tl.constexpr, num_outputs: tl.constexpr, num_inputs: tl.constexpr,
-    block_tokens: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    inputs, numbers, scales, zeros, ends, output, kind: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr, has_powers: tl.constexpr, num_experts: tl.constexpr, num_outputs: tl.constexpr,
+    num_inputs: tl.constexpr, block_experts: tl.constexpr, block_tokens: tl.constexpr,
+    block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of outputs, blocks of tokens)."""
-    block = blocks + tl.program_id(1)
-    expert, begin, end = tl.load(block), tl.load(block + num_blocks), tl.load(block + 2 * num_blocks)
+    expert, begin, end = own_tokens(ends, num_experts, block_experts, block_tokens)
     if begin >= end:
         return
     per_byte: tl.constexpr = 2 if kind == "int4" or kind == "float4" else 1
@@ -97,33 +112,10 @@ def grouped_product_kernel(
     tl.store(to_output, _rounded(sums, dtype), mask=is_output[:, None] & (tokens_S < end)[None, :])
 
 
-def token_blocks(ends_E: Tensor, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """[3, M] int32: expert, first token and end of the tokens of every block, and how many tokens a block may
-    have. Waits for nothing.
-
-    Args:
-        ends_E: the tokens of an expert end there, sorted by expert.
-        dtype: of the tokens.
-    """
-    num_experts = len(ends_E)
-    are_many = num_tokens >= MANY_TOKENS * num_experts and dtype.itemsize == 2
-    size = MANY_TOKENS if are_many else FEW_TOKENS
-    num_blocks = num_tokens // size + min(num_experts, num_tokens)
-    begins_E = torch.nn.functional.pad(ends_E[:-1], (1, 0))
-    last_E = torch.cumsum((ends_E - begins_E + (size - 1)) // size, 0)
-    blocks_M = torch.arange(num_blocks, device=ends_E.device)
-    experts_M = torch.searchsorted(last_E, blocks_M, right=True)
-    # Blocks that no expert needs begin after the tokens of the last.
-    own_M = experts_M.clamp(max=num_experts - 1)
-    before_M = torch.nn.functional.pad(last_E[:-1], (1, 0))[own_M]
-    first_M = begins_E[own_M] + (blocks_M - before_M) * size
-    return torch.stack([own_M, first_M, ends_E[own_M]]).to(torch.int32), size
-
-
 @torch.library.custom_op("specdist::grouped_packed_product", mutates_args=())
 def grouped_packed_product(
     inputs_SK: Tensor,
-    blocks_3M: Tensor,
+    ends_E: Tensor,
     numbers: Tensor,
     scales_EAB: Tensor,
     zeros_EAB: Tensor | None,
@@ -132,35 +124,40 @@ def grouped_packed_product(
     rows: int,
     columns: int | None,
     num_outputs: int,
-    block_tokens: int,
 ) -> Tensor:
     """[S, N] in the inputs' dtype; zeros for tokens of no expert.
 
     Args:
-        blocks_3M: of :func:`token_blocks`, with ``block_tokens``.
+        ends_E: int32, where the tokens of an expert end.
         numbers: [E, N, K] of 8 bits, or [E, N, K / 2] bytes of two numbers.
         scales_EAB: float32, or the exponents of powers of two; each belongs to ``rows`` × ``columns``, a
             power of two, or None for all.
         kind: of numbers, see :data:`specdist.models.quantized.quantized_weights.Numbers`.
     """
-    num_inputs = inputs_SK.shape[1]
-    output = inputs_SK.new_zeros(len(inputs_SK), num_outputs)
-    if len(inputs_SK):
-        grid = (triton.cdiv(num_outputs, BLOCK_OUTPUTS), blocks_3M.shape[1])
+    num_tokens, num_inputs = inputs_SK.shape
+    num_experts = len(ends_E)
+    are_many = num_tokens >= MANY_TOKENS * num_experts and inputs_SK.element_size() == 2
+    block_tokens = MANY_TOKENS if are_many else FEW_TOKENS
+    output = inputs_SK.new_zeros(num_tokens, num_outputs)
+    if num_tokens:
+        # Every expert may leave one block incomplete.
+        num_blocks = num_tokens // block_tokens + min(num_experts, num_tokens)
+        grid = (triton.cdiv(num_outputs, BLOCK_OUTPUTS), num_blocks)
         grouped_product_kernel[grid](
             inputs_SK.contiguous(),
             numbers.view(torch.uint8),
             scales_EAB,
             zeros_EAB,
-            blocks_3M,
+            ends_E,
             output,
-            blocks_3M.shape[1],
             kind=kind,
             rows=rows,
             columns=columns or triton.next_power_of_2(max(num_inputs, BLOCK_INPUTS)),
             has_powers=scales_EAB.dtype == torch.uint8,
+            num_experts=num_experts,
             num_outputs=num_outputs,
             num_inputs=num_inputs,
+            block_experts=triton.next_power_of_2(num_experts),
             block_tokens=block_tokens,
             block_outputs=BLOCK_OUTPUTS,
             block_inputs=BLOCK_INPUTS,

@@ -1,11 +1,11 @@
-"""The small steps of a decoder layer, one kernel each: RMS norm, residual with the norms around it, rotary
-embedding, gated activation, and the writing of keys and values into the cache.
+"""The small steps of a decoder layer, one kernel each: RMS norm, residual with the norms around it, gated
+activation.
 
 In plain operations they are 27 kernels of a Llama layer, most of which read and write the whole hidden state.
 Numbers are rounded where those operations round them: products and sums of half precision are computed in
 float32 and rounded one by one. A row's numbers do not depend on the other rows.
 
-T tokens, H heads, G key/value heads, D head width, W width of a row.
+W width of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from specdist.kernels.peer_sums import summed_over_ranks
 
 # Numbers that a program works on at once; a longer row of a norm is still one program.
 BLOCK = 1024
-HEADS_PER_PROGRAM = 4
 # Numbers of a thread, so that a row of a norm stays in registers; with a residual there are two rows.
 NUMBERS_PER_THREAD, NUMBERS_WITH_RESIDUAL = 32, 16
 MAX_WARPS = 32
@@ -108,62 +107,6 @@ def residual_norm_kernel(
 
 
 @triton.jit
-def _rotated(numbers, cos, others, sin, dtype: tl.constexpr):
-    """numbers × cos + others × sin, each step rounded to the dtype; the arguments are float32."""
-    return _rounded(_rounded(numbers * cos, dtype) + _rounded(others * sin, dtype), dtype)
-
-
-@triton.jit
-def _row(places, is_used):
-    """float32 [1, D]."""
-    return tl.load(places, mask=is_used, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def _either(from_query, is_query, from_key, is_key):
-    """float32 numbers of a query or of a key."""
-    query = tl.load(from_query, mask=is_query, other=0.0).to(tl.float32)
-    return tl.where(is_query, query, tl.load(from_key, mask=is_key, other=0.0).to(tl.float32))
-
-
-@triton.jit
-def rotary_kernel(
-    queries, keys, cos, sin, rotated_queries, rotated_keys, num_heads, num_kv_heads, stride_query_token,
-    stride_query_head, stride_key_token, stride_key_head, stride_cos_token, stride_sin_token,
-    width: tl.constexpr, block_heads: tl.constexpr, block_half: tl.constexpr,
-):  # fmt: skip
-    """Grid: (tokens, blocks of heads); the heads of the keys follow those of the queries."""
-    token = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = width // 2
-    heads_M = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
-    columns_D = tl.arange(0, block_half)
-    is_half = columns_D < half
-    is_query = (heads_M < num_heads)[:, None] & is_half[None, :]
-    kv_heads_M = heads_M - num_heads
-    is_key = ((kv_heads_M >= 0) & (kv_heads_M < num_kv_heads))[:, None] & is_half[None, :]
-    from_query = queries + token * stride_query_token
-    from_query += heads_M[:, None] * stride_query_head + columns_D[None, :]
-    from_key = keys + token * stride_key_token + kv_heads_M[:, None] * stride_key_head + columns_D[None, :]
-    first = _either(from_query, is_query, from_key, is_key)
-    second = _either(from_query + half, is_query, from_key + half, is_key)
-    from_cos, from_sin = (
-        cos + token * stride_cos_token + columns_D,
-        sin + token * stride_sin_token + columns_D,
-    )
-    dtype: tl.constexpr = cos.dtype.element_ty
-    rotated_first = _rotated(first, _row(from_cos, is_half), -second, _row(from_sin, is_half), dtype)
-    rotated_second = _rotated(
-        second, _row(from_cos + half, is_half), first, _row(from_sin + half, is_half), dtype
-    )
-    to_query = rotated_queries + (token * num_heads + heads_M[:, None]) * width + columns_D[None, :]
-    tl.store(to_query, rotated_first, mask=is_query)
-    tl.store(to_query + half, rotated_second, mask=is_query)
-    to_key = rotated_keys + (token * num_kv_heads + kv_heads_M[:, None]) * width + columns_D[None, :]
-    tl.store(to_key, rotated_first, mask=is_key)
-    tl.store(to_key + half, rotated_second, mask=is_key)
-
-
-@triton.jit
 def gate_kernel(
     gates, ups, output, stride_gate, stride_up, width: tl.constexpr, is_tanh: tl.constexpr,
     block: tl.constexpr,
@@ -181,23 +124,6 @@ def gate_kernel(
     activated = _rounded(gate / (1.0 + tl.exp(-slope)), loaded.dtype)
     up = tl.load(ups + row * stride_up + columns, mask=is_used, other=0.0).to(tl.float32)
     tl.store(output + row * width + columns, _rounded(activated * up, loaded.dtype), mask=is_used)
-
-
-@triton.jit
-def write_kernel(
-    keys, values, cache_index, key_pages, value_pages, stride_key_token, stride_key_head, stride_value_token,
-    stride_value_head, width: tl.constexpr, token_width: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Grid: (tokens, blocks of a token's keys)."""
-    token = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * block + tl.arange(0, block)
-    is_used = places < token_width
-    heads, columns = places // width, places % width
-    target = tl.load(cache_index + token) * token_width + places
-    key = tl.load(keys + token * stride_key_token + heads * stride_key_head + columns, mask=is_used)
-    tl.store(key_pages + target, key, mask=is_used)
-    value = tl.load(values + token * stride_value_token + heads * stride_value_head + columns, mask=is_used)
-    tl.store(value_pages + target, value, mask=is_used)
 
 
 @torch.library.custom_op("specdist::rms_norm", mutates_args=())
@@ -278,29 +204,6 @@ def residual_norm(
     return sums, output
 
 
-@torch.library.custom_op("specdist::rotary", mutates_args=())
-def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, rotated: x × cos + (-second half of x, first half of x) × sin. All of one dtype."""
-    num_tokens, num_heads, width = queries_THD.shape
-    num_kv_heads = keys_TGD.shape[1]
-    queries_THD, keys_TGD, cos_TD, sin_TD = (
-        tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-        for tensor in (queries_THD, keys_TGD, cos_TD, sin_TD)
-    )
-    rotated_queries = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
-    rotated_keys = torch.empty_like(keys_TGD, memory_format=torch.contiguous_format)
-    if num_tokens:
-        grid = (num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS_PER_PROGRAM))
-        rotary_kernel[grid](
-            queries_THD, keys_TGD, cos_TD, sin_TD, rotated_queries, rotated_keys, num_heads, num_kv_heads,
-            *queries_THD.stride()[:2],
-            *keys_TGD.stride()[:2],
-            cos_TD.stride(0), sin_TD.stride(0), width=width, block_heads=HEADS_PER_PROGRAM,
-            block_half=triton.next_power_of_2(width // 2), **OPTIONS,
-        )  # fmt: skip
-    return rotated_queries, rotated_keys
-
-
 @torch.library.custom_op("specdist::gated_activation", mutates_args=())
 def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     """SiLU(gates) × ups, or GELU (by tanh) of the gates × ups; both of one shape and dtype."""
@@ -316,36 +219,6 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
             block=BLOCK, **OPTIONS,
         )  # fmt: skip
     return output
-
-
-@torch.library.custom_op("specdist::write_tokens", mutates_args=("key_pages", "value_pages"))
-def write_tokens(
-    key_pages: Tensor, value_pages: Tensor, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor
-) -> None:
-    """Write each token's keys and values at ``cache_index_T``, counted in tokens from the first page.
-
-    Args:
-        key_pages, value_pages: contiguous, in the dtype of the keys.
-        cache_index_T: int64.
-    """
-    num_tokens, num_kv_heads, width = keys_TGD.shape
-    if keys_TGD.stride(2) != 1 or values_TGD.stride(2) != 1:
-        keys_TGD, values_TGD = keys_TGD.contiguous(), values_TGD.contiguous()
-    token_width = num_kv_heads * width
-    if num_tokens:
-        write_kernel[(num_tokens, triton.cdiv(token_width, BLOCK))](
-            keys_TGD,
-            values_TGD,
-            cache_index_T,
-            key_pages,
-            value_pages,
-            *keys_TGD.stride()[:2],
-            *values_TGD.stride()[:2],
-            width=width,
-            token_width=token_width,
-            block=min(BLOCK, triton.next_power_of_2(token_width)),
-            **OPTIONS,
-        )
 
 
 def norm_constants(width: int) -> dict[str, int]:

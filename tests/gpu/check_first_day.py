@@ -26,6 +26,7 @@ NAMES = {
         "attention to latents",
         "attention over float8",
     },
+    "write_tokens": {"write_tokens", "write_tokens as float8"},
     "grouped_packed_product": {"experts, MXFP4", "experts, FP8 in blocks"},
 }
 
@@ -65,7 +66,7 @@ def not_a_number(*args: Any, **options: Any) -> Any:
 
 
 def scales_of_the_other(*args: Any) -> None:
-    RIGHT["write_float8_tokens"](*args[:-2], *reversed(args[-2:]))
+    RIGHT["write_tokens"](*args[:-2], *reversed(args[-2:]))
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -78,9 +79,9 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "race": raising,
     "rms_norm": lambda *args, **form: RIGHT["rms_norm"](*args, **(form | {"weight_offset": 1.0})),
     "gated_activation": not_a_number,
-    "write_float8_tokens": scales_of_the_other,
-    "grouped_packed_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_packed_product"](
-        inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
+    "write_tokens": scales_of_the_other,
+    "grouped_packed_product": lambda inputs, ends, *more, **form: RIGHT["grouped_packed_product"](
+        inputs, ends // 2, *more, **form
     ),
 }
 

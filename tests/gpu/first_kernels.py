@@ -29,7 +29,7 @@ from specdist.models.attention.probe import plain_attention
 from specdist.models.batch.flat import FlatBatch, ragged_segments
 from specdist.models.cache.key_value import SCALE_DTYPE, to_float8
 from specdist.models.loading.conversions import Piece
-from specdist.models.loading.packed_experts import Groups, PackedExperts, fill_quantized
+from specdist.models.loading.packed_experts import PackedExperts, ends_of, fill_quantized
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
 from specdist.models.quantized.quantized_weights import LayerFormat
@@ -190,10 +190,10 @@ def latent_cases(bench: Bench) -> Iterator[Case]:
 
 
 def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
-    from specdist.kernels import layers
+    from specdist.kernels import layers, rotary
 
     def case(name: str, num_bytes: int, *numbers: Any, **form: Any) -> Case:
-        kernel, twin = getattr(layers, name), getattr(plain, name)
+        kernel, twin = getattr(rotary if name == "rotary" else layers, name), getattr(plain, name)
         return Case(
             kernel=name,
             size=f"{num_tokens} tokens",
@@ -215,8 +215,10 @@ def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
     keys, values = (bench.random(num_tokens, shape.num_kv_heads, shape.width, seed=seed) for seed in (6, 7))
     angles = bench.random(num_tokens, shape.width, seed=8)
     yield case("rotary", 2 * (queries.nbytes + keys.nbytes), queries, keys, angles.cos(), angles.sin())
-    yield writing_case(bench, shape, keys, values)
-    yield writing_case(bench, shape, keys, values, is_float8=True)
+    for is_float8 in (False, True):
+        yield writing_case(bench, shape, keys, values, is_float8=is_float8)
+        rotation = queries, angles.cos(), angles.sin()
+        yield writing_case(bench, shape, keys, values, *rotation, is_float8=is_float8)
 
 
 def attention_case(
@@ -264,12 +266,13 @@ def attention_case(
 
 
 def writing_case(
-    bench: Bench, shape: Shape, keys: Tensor, values: Tensor, *, is_float8: bool = False
+    bench: Bench, shape: Shape, keys: Tensor, values: Tensor, *rotation: Tensor, is_float8: bool
 ) -> Case:
-    """Keys and values, each to a place of its own in the cache."""
-    from specdist.kernels import float8_cache, layers
+    """Keys, perhaps rotated, and values, each to a place of its own in the cache."""
+    from specdist.kernels import rotary
 
-    kernel = float8_cache.write_float8_tokens if is_float8 else layers.write_tokens
+    name = "write_rotated" if rotation else "write_tokens"
+    kernel, twin = getattr(rotary, name), plain.write_rotated if rotation else plain.plain_write
     sizes = [(shape.width, torch.uint8), (1, SCALE_DTYPE)] if is_float8 else [(shape.width, keys.dtype)]
     num_places = 2 * len(keys)
     index = torch.from_numpy(np.random.default_rng(0).permutation(num_places)[: len(keys)]).to(bench.device)
@@ -280,14 +283,14 @@ def writing_case(
     )  # fmt: skip
 
     def write(writer: Callable[..., object], pages: list[Tensor]) -> list[Tensor]:
-        writer(*pages[:2], index, keys, values, *pages[2:])
+        writer(*pages[:2], index, keys, values, *rotation, *pages[2:])
         return pages
 
     return Case(
-        kernel="write_float8_tokens" if is_float8 else "write_tokens",
+        kernel=name + " as float8" * is_float8,
         size=f"{len(keys)} tokens",
         run=lambda: write(kernel, found),
-        plain=lambda: write(plain.plain_write, expected),
+        plain=lambda: write(twin, expected),
         difference=share_of_others,
         limit=0.0,
         num_bytes=(keys.nbytes + values.nbytes) * (3 if is_float8 else 4) // 2,
@@ -389,13 +392,13 @@ def expert_cases(bench: Bench) -> Iterator[Case]:
 def expert_case(kernel: str, packed: PackedExperts, tokens: Tensor) -> Case:
     generator = torch.Generator().manual_seed(2)
     ids_S = torch.randint(packed.num_experts, (len(tokens),), generator=generator).sort().values
-    groups = Groups(ids_S.to(tokens.device), packed.num_experts, tokens.dtype)
+    ends_E = ends_of(ids_S.to(tokens.device), packed.num_experts)
     share = len(ids_S.unique()) / packed.num_experts
     return Case(
         kernel=kernel,
         size=f"{len(tokens)} tokens",
-        run=lambda: packed.kernel_product(tokens, groups),
-        plain=lambda: packed.dequantized_product(tokens, groups),
+        run=lambda: packed.kernel_product(tokens, ends_E),
+        plain=lambda: packed.dequantized_product(tokens, ends_E),
         difference=relative_norm,
         limit=QUANTISED_LIMIT,
         num_bytes=int(share * packed.num_bytes),

@@ -29,10 +29,10 @@ from triton.compiler import ASTSource
 from specdist.kernels import (
     experts,
     filters,
-    float8_cache,
     layers,
     paged_attention,
     recurrent,
+    rotary,
     rounding,
     sampling,
 )
@@ -216,35 +216,30 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         about = f"residual and norm{of} of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
         options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
         yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
-    rotary = ("queries", "keys", "cos", "sin", "rotated_queries", "rotated_keys")
-    for width in (64, 80, 128, 256):
-        constants = {
-            "width": width,
-            "block_heads": layers.HEADS_PER_PROGRAM,
-            "block_half": triton.next_power_of_2(width // 2),
-        }
-        about, kernel = f"rotary embedding of {width} ({dtype})", layers.rotary_kernel
-        yield Variant(about, kernel, constants, dict.fromkeys(rotary, pointer), (), layers.OPTIONS)
     for is_tanh in (False, True):
         constants = {"width": 14336, "is_tanh": is_tanh, "block": layers.BLOCK}
         about = f"gated {'GELU' if is_tanh else 'SiLU'} ({dtype})"
         pointers = dict.fromkeys(("gates", "ups", "output"), pointer)
         yield Variant(about, layers.gate_kernel, constants, pointers, (), layers.OPTIONS)
-    pointers = dict.fromkeys(("keys", "values", "key_pages", "value_pages"), pointer)
-    pointers |= {"cache_index": "*i64"}
-    for heads, width in ((8, 128), (1, 80)):
-        constants = {"width": width, "token_width": heads * width}
-        constants |= {"block": min(layers.BLOCK, triton.next_power_of_2(heads * width))}
-        about = f"write {heads} heads of {width} ({dtype})"
-        yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
-        constants = {"num_heads": heads, "width": width, "block": triton.next_power_of_2(width)}
-        own = pointers | dict.fromkeys(("key_pages", "value_pages"), "*u8")
-        own |= dict.fromkeys(("key_scales", "value_scales"), "*bf16")
-        about, kernel = (
-            f"write {heads} heads of {width} as float8 ({dtype})",
-            float8_cache.write_float8_kernel,
-        )
-        yield Variant(about, kernel, constants, own, (), float8_cache.WRITE_OPTIONS)
+    of_rotation = ("queries", "cos", "sin", "rotated_queries", "rotated_keys")
+    of_heads = (*of_rotation, "keys", "values", "key_pages", "value_pages")
+    pointers = dict.fromkeys(of_heads, pointer) | {"cache_index": "*i64"}
+    pointers |= dict.fromkeys(("key_scales", "value_scales"), "*bf16")
+    for width, rotates, writes, is_float8 in (
+        (64, True, True, False), (80, True, False, False), (128, True, True, False), (128, True, True, True),
+        (128, False, True, False), (256, True, True, True), (80, False, True, True),
+    ):  # fmt: skip
+        constants = {"width": width, "rotates": rotates, "writes": writes, "is_float8": is_float8}
+        constants |= {"block_heads": rotary.HEADS_PER_PROGRAM}
+        constants |= {"block_half": triton.next_power_of_2(width // 2)}
+        constants |= {} if rotates else dict.fromkeys(of_rotation)
+        constants |= {} if is_float8 else dict.fromkeys(("key_scales", "value_scales"))
+        if not writes:
+            constants |= dict.fromkeys(("values", "cache_index", "key_pages", "value_pages"))
+        own = pointers | dict.fromkeys(("key_pages", "value_pages"), "*u8") if is_float8 else pointers
+        about = " and ".join(["rotary embedding"] * rotates + ["write"] * writes)
+        about += f" of {width}{' as float8' * is_float8} ({dtype})"
+        yield Variant(about, rotary.heads_kernel, constants, own, (), layers.OPTIONS)
 
 
 def rounding_variants(dtype: str) -> Iterator[Variant]:
@@ -266,7 +261,7 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
     """The first products of gpt-oss's experts, of DeepSeek's, and of INT4 in groups, for few and many tokens
     of each."""
     pointers = {"inputs": DTYPE_POINTERS[dtype], "output": DTYPE_POINTERS[dtype], "numbers": "*u8"}
-    pointers |= {"scales": "*fp32", "zeros": "*i8", "blocks": "*i32"}
+    pointers |= {"scales": "*fp32", "zeros": "*i8", "ends": "*i32"}
     for about, kind, rows, columns, num_outputs, num_inputs in (
         ("MXFP4", "float4", 1, 32, 5760, 2880),
         ("FP8 in blocks", "float8", 128, 128, 4096, 7168),
@@ -279,8 +274,10 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
                 "rows": rows,
                 "columns": columns,
                 "has_powers": kind == "float4",
+                "num_experts": 128,
                 "num_outputs": num_outputs,
                 "num_inputs": num_inputs,
+                "block_experts": 128,
                 "block_tokens": num_tokens,
                 "block_outputs": experts.BLOCK_OUTPUTS,
                 "block_inputs": experts.BLOCK_INPUTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -94,13 +95,22 @@ def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor
     return queries, keys
 
 
+def write_rotated(
+    key_pages: Tensor, value_pages: Tensor, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor,
+    queries_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, *scales: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    queries, keys = rotary(queries_THD, keys_TGD, cos_TD, sin_TD)
+    plain_write(key_pages, value_pages, cache_index_T, keys, values_TGD, *scales)
+    return queries, keys
+
+
 def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
 
 
 def grouped_packed_product(
     inputs_SK: Tensor,
-    blocks_3M: Tensor,
+    ends_E: Tensor,
     numbers: Tensor,
     scales_EAB: Tensor,
     zeros_EAB: Tensor | None,
@@ -109,12 +119,11 @@ def grouped_packed_product(
     rows: int,
     columns: int | None,
     num_outputs: int,
-    block_tokens: int,
 ) -> Tensor:
     form = LayerFormat(numbers=kind, rows=rows, columns=columns, has_powers=scales_EAB.dtype == torch.uint8)
     output = inputs_SK.new_zeros(len(inputs_SK), num_outputs)
-    for expert, begin, end in blocks_3M.T.tolist():
-        own = slice(begin, min(end, begin + block_tokens))
+    for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends_E.tolist()])):
+        own = slice(begin, end)
         if begin < end:
             zeros_AB = None if zeros_EAB is None else zeros_EAB[expert]
             weight = QuantizedWeight(
@@ -179,7 +188,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "gated_activation": gated_activation,
     "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
-    "write_float8_tokens": plain_write,
+    "write_rotated": write_rotated,
     "grouped_packed_product": grouped_packed_product,
     "mamba": mamba,
     "delta_rule": delta_rule,

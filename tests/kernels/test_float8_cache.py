@@ -1,5 +1,5 @@
-"""A cache in 8 bits: what is written is what plain operations write, and attention reads it as numbers of
-their token and head."""
+"""A cache in 8 bits: attention reads it as numbers of their token and head; what is written is checked with
+rotary embeddings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels import float8_cache, paged_attention
+from specdist.kernels import paged_attention, rotary
 from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
-from specdist.models.cache.key_value import plain_write, to_float8
+from specdist.models.cache.key_value import to_float8
 from tests.kernels.test_paged_attention import (
     GLOBAL,
     LOCAL,
@@ -33,38 +33,6 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "SPLIT_KEYS", SPLIT_KEYS)
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "width", "dtype"), [(3, 40, torch.float32), (2, 128, torch.bfloat16)], ids=str
-)
-def test_it_writes_the_bits_of_plain_operations(
-    num_heads: int, width: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """From the smallest numbers to the largest, and every number of the format and what is half between."""
-    generator = torch.Generator().manual_seed(0)
-    index_T = torch.tensor([31, 0, 7, 8, 30, 2, 3, 4])
-    keys, values = torch.randn(2, 8, 2 * num_heads, width, generator=generator)
-    keys *= torch.exp(4 * torch.randn(keys.shape, generator=generator))
-    keys[0, 0] = 0.0
-    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    halves = (numbers[1:] + numbers[:-1]) / 2
-    between = torch.stack([halves, -halves]).flatten()[: 7 * width].split(width)
-    for place, part in enumerate(between):
-        keys[1 + place, 1, : len(part)] = part
-        keys[1 + place, 1, -1] = 448.0
-    largest = 6e4
-    keys, values = (each.clamp(-largest, largest).to(dtype)[:, :num_heads] for each in (keys, values))
-    pages = torch.full((2, 4, 8 * num_heads * width), 5, dtype=torch.uint8)
-    scales = torch.full((2, 4, 8 * num_heads), 5.0, dtype=torch.bfloat16)
-    found, found_scales = pages.clone().to(device), scales.clone().to(device)
-    plain_write(*pages, index_T, keys, values, *scales)
-    tokens = (each.to(device) for each in (index_T, keys, values))
-    float8_cache.write_float8_tokens(*found, *tokens, *found_scales)
-    assert torch.equal(found_scales.cpu(), scales)
-    # Zeros have two signs.
-    assert torch.equal(found.cpu() & 0x7F, pages & 0x7F)
-    assert torch.equal(found.cpu()[found.cpu() & 0x7F != 0], pages[pages & 0x7F != 0])
-
-
 def test_what_is_not_finite_is_not_hidden(device: torch.device) -> None:
     for wrong in (torch.inf, torch.nan):
         tokens = torch.ones(2, 1, 16, device=device)
@@ -72,7 +40,7 @@ def test_what_is_not_finite_is_not_hidden(device: torch.device) -> None:
         pages = torch.zeros(2, 2, 16, dtype=torch.uint8, device=device)
         scales = torch.zeros(2, 2, 1, dtype=torch.bfloat16, device=device)
         index_T = torch.arange(2, device=device)
-        float8_cache.write_float8_tokens(*pages, index_T, tokens, tokens, *scales)
+        rotary.write_tokens(*pages, index_T, tokens, tokens, *scales)
         assert scales[:, 0].isfinite().all() and not scales[:, 1].isfinite().any()
 
 

@@ -16,15 +16,21 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels import layers
-from specdist.models.attention.attention import attending
+from specdist.kernels import layers, rotary
+from specdist.models.attention.attention import AttentionCall, AttentionRules, attending
+from specdist.models.attention.kernel import KernelAttention
+from specdist.models.batch.flat import PagedSegments
+from specdist.models.cache import key_value
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.dry_run import LayerShapes, recording
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.runner import ModelRunner
+from tests.engine.harness import paged_runner
+from tests.models.chunks import check_rows
 from tests.models.families import tiny_model
+from tests.models.kernels import PlainKernel
 
 FUSED = {"llama", "qwen3", "gemma2", "granite_swa", "youtu"}
 # Few tokens: each is a program of its own in Triton's interpreter.
@@ -92,24 +98,78 @@ def test_every_family_keeps_its_logits(
     assert torch.equal(logits_of(model), expected)
 
 
+def counted(called: list[str], name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """It adds its name to those that were called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        called.append(name)
+        return operator(*args, **kwargs)
+
+    return call
+
+
 def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a second runner of the model, and not those of one without fusing."""
-    called, own = [], layers.residual_norm
+    """Its dry run already calls each kernel, once for every place that has it."""
+    called: list[str] = []
+    for name in ("rms_norm", "residual_norm", "rotary", "gated_activation"):
+        owner = rotary if name == "rotary" else layers
+        monkeypatch.setattr(owner, name, counted(called, name, getattr(owner, name)))
+    model = paged_model("llama", device, torch.float32)
+    runner = ModelRunner(model, device, Acceleration(is_fused=True))
+    trials = len(called)
+    index = torch.zeros(1, dtype=torch.int64, device=device)
+    runner.torch_pass.compute(index, index, index, LayerShapes())
+    counts = {name: called[trials:].count(name) for name in called}
+    # Of the norms the first alone has no residual before it.
+    assert counts == {"rms_norm": 1, "residual_norm": 6, "rotary": 3, "gated_activation": 3}
+    ModelRunner(model, device, Acceleration())
+    assert len(called) == trials + 13, "a second runner without fusing"
+    second = ModelRunner(model, device, Acceleration(is_fused=True))
+    trials = len(called)
+    second.torch_pass.compute(index, index, index, LayerShapes())
+    assert len(called) == trials + 13, "two runners of one model"
 
-    def counted(*args: Any, **form: Any) -> Any:
-        called.append(args)
-        return own(*args, **form)
 
-    monkeypatch.setattr(layers, "residual_norm", counted)
-    model, index = (
-        paged_model("llama", device, torch.float32),
-        torch.zeros(1, dtype=torch.int64, device=device),
-    )
-    for is_fused in (True, False, True):
-        runner = ModelRunner(model, device, Acceleration(is_fused=is_fused))
-        called.clear()
-        runner.torch_pass.compute(index, index, index, LayerShapes())
-        assert len(called) == (6 if is_fused else 0)  # two in each of the layers
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """By what keys and values are written, in their order; by the kernels that devices have."""
+    names: list[str] = []
+    kernels = {name: counted(names, name, getattr(rotary, f"write_{name}")) for name in ("tokens", "rotated")}
+    monkeypatch.setattr(key_value, "writer_on", lambda *_: key_value.Writer(*kernels.values()))
+    return names
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rotated_keys_are_written_once(family: str, written: list[str], device: torch.device) -> None:
+    """By the kernel that rotates them, for whole passes of the right logits, also into pages of layers with
+    windows."""
+    plain = tiny_model(family, num_hidden_layers=2)
+    runner = paged_runner(plain, Acceleration(is_fused=True, kernels=[PlainKernel()]), device=device)
+    check_rows(plain, runner, [{0: 3}, {0: 5, 2: 1}], is_windowed=family == "gemma2")
+    assert written == 4 * ["rotated"]
+
+
+def test_other_keys_than_those_that_were_written_are_written(
+    written: list[str], device: torch.device
+) -> None:
+    """Where a layer makes something else of them."""
+    cache = key_value.KeyValueCache(
+        {0: key_value.LayerShape(2, 8, 8)}, num_pages=2, page_size=4,
+        dtype=torch.float32, device=device,
+    )  # fmt: skip
+    keys, values, queries = torch.randn(3, 1, 2, 8, device=device)
+    index_T = torch.tensor([5], device=device)
+    numbers = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([[0, 1]], [6], [0, 1]))
+    attention = KernelAttention(cache, PlainKernel(), PagedSegments(*numbers, 1, 8), index_T)
+    rules = AttentionRules(None, None, None)
+    for change, expected in ((0.0, []), (1.0, ["tokens"])):
+        written.clear()
+        rotated = attention.rotate(0, keys, values, queries, *torch.ones(2, 1, 8, device=device))
+        assert rotated is not None
+        own = rotated[1] + change if change else rotated[1].transpose(0, 1).transpose(0, 1)
+        attention.attend(0, AttentionCall(rotated[0], own, values, rules))
+        assert written == ["rotated", *expected]
+        assert torch.equal(cache.pages(0)[0].view(8, 2, 8)[5], own[0])
 
 
 def test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives(

@@ -14,7 +14,8 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from specdist.kernels import layers
-from specdist.kernels.layers import gated_activation, residual_norm, rms_norm, rotary, write_tokens
+from specdist.kernels.layers import gated_activation, residual_norm, rms_norm
+from specdist.kernels.rotary import rotary, write_rotated, write_tokens
 from specdist.models.cache.key_value import plain_write
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
@@ -133,7 +134,8 @@ def test_a_row_that_does_not_fit_is_refused(device: torch.device) -> None:
 def test_rotary_embeddings_are_those_of_transformers(
     num_heads: int, num_kv_heads: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """To the last bit: every step rounds alike. The halves of cos and sin differ, as no model's do."""
+    """To the last bit: every step rounds alike. The halves of cos and sin differ, as no model's do. What is
+    also written, as numbers or in 8 bits, are rotated keys, and values; and nothing else is."""
     queries, keys = (
         random(5, heads, width, dtype=dtype, device=device, seed=heads) for heads in (num_heads, num_kv_heads)
     )
@@ -152,6 +154,22 @@ def test_rotary_embeddings_are_those_of_transformers(
             assert found.is_contiguous()
             assert torch.equal(found, plainly[0].transpose(0, 1))
             check(found, exactly[0].transpose(0, 1), plainly[0].transpose(0, 1), size=10.0)
+    # From the smallest numbers to the largest, and zeros.
+    values = random(5, 2 * num_kv_heads, width, dtype=FLOAT32, device=device, seed=7)[:, num_kv_heads:]
+    values = (values * torch.exp(4 * values)).clamp(-6e4, 6e4).to(dtype)
+    values[0, 0] = 0
+    rotated, index_T = plain[1][0].transpose(0, 1), torch.tensor([31, 0, 7, 8, 30], device=device)
+    for kind in (dtype, torch.float8_e4m3fn):
+        pages = torch.full((3, 2, 4, 8 * num_kv_heads * width), 5, dtype=kind, device=device)
+        scales = torch.full((3, 2, 4, 8 * num_kv_heads), 5, dtype=BFLOAT16, device=device)
+        numbers = pages if kind is dtype else pages.view(torch.uint8)
+        own = scales[:, : 2 * (kind is not dtype)]
+        found = write_rotated(*numbers[0], index_T, keys, values, queries, cos, sin, *own[0])
+        assert torch.equal(found[1], rotated) and torch.equal(found[0], plain[0][0].transpose(0, 1))
+        write_tokens(*numbers[1], index_T, rotated, values, *own[1])
+        plain_write(*numbers[2], index_T, rotated, values, *own[2])
+        for each in (pages.float(), scales):
+            assert torch.equal(each[0], each[2]) and torch.equal(each[1], each[2]), kind
 
 
 @pytest.mark.parametrize(
@@ -181,25 +199,6 @@ def test_gated_activations_are_the_plain_ones(
     gates.view(-1)[0] = torch.nan
     found = gated_activation(gates, ups, is_tanh=is_tanh)
     assert found.isnan().sum() == 1 and found.view(-1)[0].isnan(), "it is not hidden, and spoils no other"
-
-
-@pytest.mark.parametrize(
-    ("num_heads", "width", "dtype"), [(2, 16, FLOAT32), (3, 40, FLOAT16), (9, 128, BFLOAT16)]
-)
-def test_keys_and_values_are_written_where_they_belong(
-    num_heads: int, width: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """And nowhere else; from projections, whose heads are strided, and from rotated keys."""
-    index_T = torch.tensor([31, 0, 7, 8, 30], device=device)
-    keys = random(5, num_heads, width, dtype=dtype, device=device)
-    values = random(5, 2 * num_heads, width, dtype=dtype, device=device, seed=1)[:, num_heads:]
-    found = torch.full((2, 4, 8 * num_heads * width), 5.0, dtype=dtype, device=device)
-    expected = found.clone()
-    write_tokens(*found, index_T, keys, values)
-    plain_write(*expected, index_T, keys, values)
-    assert torch.equal(found, expected)
-    tokens = found[1].view(-1, num_heads, width)
-    assert torch.equal(tokens[index_T], values) and (tokens == 5).all(dim=(1, 2)).sum() == 32 - 5
 
 
 def test_nothing_is_not_launched(device: torch.device) -> None:

@@ -69,31 +69,24 @@ def borders_of(num_tokens: int) -> list[int]:
     return [0, num_tokens, num_tokens // 2]
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-def test_mamba_is_that_of_one_token_after_the_other(
-    version: int, num_tokens: int, device: torch.device
+@pytest.mark.parametrize("kind", ["mamba 1", "mamba 2", "delta rule", "delta rule, fine decays"])
+def test_outputs_are_those_of_one_token_after_the_other(
+    kind: str, num_tokens: int, device: torch.device
 ) -> None:
-    tokens = MambaTokens(version, num_tokens)
+    tokens: MambaTokens | DeltaTokens
+    if kind.startswith("mamba"):
+        tokens = MambaTokens(int(kind[-1]), num_tokens)
+        operator, arguments = mamba, mamba_arguments(tokens)
+    else:
+        tokens = DeltaTokens(num_tokens, 20 if "fine" in kind else 1, (20, 9))
+        operator, arguments = delta_rule, delta_arguments(tokens)
     outputs, states = tokens.one_by_one()
     borders = borders_of(num_tokens)
-    arguments = [each.to(device) for each in mamba_arguments(tokens)]
-    found, kept = (each.cpu() for each in run(mamba, num_tokens, borders, *arguments))
-    assert difference(found, outputs) < TOLERANCE
-    assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
-
-
-@pytest.mark.parametrize("num_decays", [1, 20])
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-def test_the_delta_rule_is_that_of_one_token_after_the_other(
-    num_decays: int, num_tokens: int, device: torch.device
-) -> None:
-    tokens = DeltaTokens(num_tokens, num_decays, (20, 9))
-    outputs, states = tokens.one_by_one()
-    borders = borders_of(num_tokens)
-    arguments = [each.to(device) for each in delta_arguments(tokens)]
-    found, kept = (each.cpu() for each in run(delta_rule, num_tokens, borders, *arguments))
-    assert difference(found.transpose(1, 2), outputs) < TOLERANCE
+    found, kept = (
+        each.cpu() for each in run(operator, num_tokens, borders, *(x.to(device) for x in arguments))
+    )
+    assert difference(found if operator is mamba else found.transpose(1, 2), outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
 
 

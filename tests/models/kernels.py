@@ -20,6 +20,7 @@ class PlainKernel:
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
         self.num_calls += 1
+        assert int(segments.query_starts_S1.diff().max()) <= segments.num_queries
         return plain_attention(call, segments).to(call.queries_THD.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: kernels, graphs and pinned buffers themselves. Skipped where there is none."""
+"""What only a GPU can show: graphs and pinned buffers themselves. Skipped where there is none."""
 
 import copy
 import logging
@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from specdist.models.attention import expansion
-from specdist.models.attention.attention import AttentionKind, AttentionRules
-from specdist.models.attention.kernel import TritonKernel
-from specdist.models.attention.probe import ProbePages, probe_kernel
 from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, STEPS, Ends, check_rows
@@ -18,10 +15,6 @@ from tests.models.families import FAMILIES, tiny_model
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 GPU = torch.device("cuda", 0)
-KINDS = [
-    AttentionKind(8, 2, 64, AttentionRules(None, None, None)),
-    AttentionKind(8, 8, 128, AttentionRules(0.1, 100, None)),
-]
 
 
 @pytest.mark.parametrize("schedule", [MIXED, STEPS], ids=["mixed", "steps"])
@@ -50,9 +43,3 @@ def test_passes_match_plain_forwards(
             runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
             check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)
     assert "without graphs" not in caplog.text
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_kernels_are_right_where_they_run(dtype: torch.dtype) -> None:
-    for page_size in (16, 256):
-        assert probe_kernel(TritonKernel(), KINDS, ProbePages(page_size, dtype, GPU)) is None

@@ -16,6 +16,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from specdist.models.loading.packed_experts import EXPERTS_NAME
 from specdist.models.recurrent.cuts import cut_of
 from specdist.models.sharding.experts import _adds_up, cut_experts
 
@@ -88,7 +89,10 @@ def test_the_ranks_parts_of_experts_make_whole_ones(
 
 @pytest.mark.parametrize(
     ("layout", "implementation"),
-    [(each, how) for each, how in zip(LAYOUTS, ("eager", "grouped_mm", "batched_mm", "eager"), strict=True)],
+    [
+        (each, how)
+        for each, how in zip(LAYOUTS, ("eager", "grouped_mm", EXPERTS_NAME, EXPERTS_NAME), strict=True)
+    ],
 )
 def test_ranks_of_whole_experts_give_together_what_all_give(
     monkeypatch: pytest.MonkeyPatch, layout: str, implementation: str
@@ -102,7 +106,8 @@ def test_ranks_of_whole_experts_give_together_what_all_give(
         hidden = torch.randn(num_tokens, HIDDEN, generator=generator)
         scores, chosen = torch.rand(num_tokens, NUM_EXPERTS, generator=generator).topk(NUM_CHOSEN)
         given = [part(hidden, chosen, scores) for part in parts]
-        torch.testing.assert_close(sum(given), whole(hidden, chosen, scores), atol=1e-4, rtol=1e-4)
+        for expected in (experts_of(layout)(hidden, chosen, scores), whole(hidden, chosen, scores)):
+            torch.testing.assert_close(sum(given), expected, atol=1e-4, rtol=1e-4)
         # Of a token that has chosen none of a rank's experts it gives nothing at all.
         for part, own in zip(given, (range(1), range(1, 2), range(2, 4)), strict=True):
             is_own = torch.isin(chosen, torch.tensor([*own])).any(1)

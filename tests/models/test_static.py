@@ -62,30 +62,15 @@ def test_static_passes_match_plain_forwards(
     if schedule is MIXED:
         monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
-    check_rows(plain, paged_runner(plain, STATIC), schedule)
+    kernel = Acceleration(is_static=True, kernels=[PlainKernel()])
+    check_rows(plain, paged_runner(plain, kernel), schedule)
     if schedule is SHORT:
         assert len(buckets) == len(schedule)
         assert {bucket.num_pages for bucket in buckets} == {2, 4, 8, 16}
-        assert {bucket.num_segments for bucket in buckets} == {2, 3, 5, 9}
+        assert {bucket.num_segments for bucket in buckets} == {2, 3, 5, 6, 9}
         assert len({bucket.num_tokens for bucket in buckets}) > 3
     else:
         assert 0 < len(buckets) < len(schedule)
-
-
-def test_a_kernel_serves_static_and_ragged_passes(
-    buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
-    plain = tiny_model("gemma2")
-    kernel = PlainKernel()
-    runner = paged_runner(plain, Acceleration(is_static=True, kernels=[kernel]))
-    rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
-    num_calls = []
-    for found, wanted in rows.run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-        num_calls.append(kernel.num_calls)
-    assert set(np.diff(num_calls)) == {plain.config.num_hidden_layers}
-    assert 0 < len(buckets) < len(MIXED)
 
 
 def test_rows_in_parts_and_at_once_are_the_same() -> None:
@@ -124,7 +109,7 @@ def test_padding_touches_no_page_of_a_row() -> None:
         for pages in (cache.keys[layer], cache.values[layer]):
             assert len(pages) == NUM_PAGES + 1
             pages.fill_(marker)
-    # Nine tokens of five segments become sixteen of nine.
+    # Nine tokens of five segments become sixteen of ten.
     slots = np.array([3, 3, 3, 0, 1, 1, 4, 2, 2])
     positions = np.array([9, 10, 11, 0, 6, 7, 39, 5, 6])
     runner.forward(FlatBatch(np.full(9, 5), slots, positions), [2, 3])
@@ -145,15 +130,17 @@ def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int =
 
 
 def test_sizes_are_rounded_up_to_buckets() -> None:
-    """Tokens and segments are padded, whatever the longest segment; one segment more is for the padding."""
-    assert bucket_of([1], 1, 1) == Bucket(1, 2, 64, 1)
-    assert bucket_of([1] * 5, 1025, 5) == Bucket(8, 9, 256, 8)
-    assert bucket_of([1, 5, 6], 1024, 12) == Bucket(16, 5, 64, 16)
-    assert bucket_of([1, 5, 6], 5000, 3, table_width=400) == Bucket(16, 5, 400, 4)
-    assert bucket_of([1] * 31 + [21], 300, 52) == Bucket(64, 33, 64, 64)
+    """Tokens and segments are padded; segments of the padding are no longer than the longest may be, of which
+    attention's tiles are chosen."""
+    assert bucket_of([1], 1, 1) == Bucket(1, 2, 64, 1, 1)
+    assert bucket_of([1] * 5, 1025, 5) == Bucket(8, 9, 256, 8, 1)
+    assert bucket_of([1, 5, 6], 1024, 12) == Bucket(16, 5, 64, 16, 8)
+    assert bucket_of([1, 2, 6], 5000, 3, table_width=400) == Bucket(16, 5, 400, 4, 8)
+    assert bucket_of([1] * 31 + [21], 300, 52) == Bucket(64, 33, 64, 64, 64)
+    assert bucket_of([5] * 8, 300, 40) == Bucket(64, 12, 64, 64, 8)
     # A prompt chunk beside decoding: few of its logits are wanted.
-    assert bucket_of([6] * 32 + [800], 3000, 193) == Bucket(1024, 65, 256, 224)
-    assert bucket_of([MAX_TOKENS], 300, 0) == Bucket(MAX_TOKENS, 2, 256, 1)
+    assert bucket_of([6] * 32 + [800], 3000, 193) == Bucket(1024, 65, 256, 224, 1024)
+    assert bucket_of([MAX_TOKENS], 300, 0) == Bucket(MAX_TOKENS, 2, 256, 1, MAX_TOKENS)
     assert bucket_of([MAX_TOKENS, 1], 300, 1) is None, "left to ragged passes"
 
 

@@ -7,7 +7,7 @@ ROUNDING = CACHE + "test_numbers_become_the_nearest_with_a_scale_of_each_head"
 LOGITS = CACHE + "test_logits_are_those_of_rounded_keys_and_values"
 COPIES = CACHE + "test_copies_take_their_scales_along"
 KERNELS = "tests/kernels/test_float8_cache.py::"
-WRITTEN = KERNELS + "test_it_writes_the_bits_of_plain_operations"
+WRITTEN = "tests/kernels/test_layers.py::test_rotary_embeddings_are_those_of_transformers"
 ATTENTION = KERNELS + "test_attention_equals_float64"
 
 FLOAT8_FAULTS = (
@@ -35,8 +35,8 @@ FLOAT8_FAULTS = (
         "(pages_N * page_size + keys_N % page_size) * num_kv_heads + kv_head\n",
         "(pages_N * page_size + keys_N % page_size) * num_kv_heads\n",
         (ATTENTION,)),
-    Mutant("kernel-writes-scales-of-heads-to-first", "_write",
-        "scale_pages + place * num_heads + head",
-        "scale_pages + place * num_heads",
+    Mutant("kernel-writes-scales-of-heads-to-first", "heads_kernel",
+        "key_scales + places_M,",
+        "key_scales + places_M // num_kv_heads * num_kv_heads,",
         (WRITTEN,)),
 )  # fmt: skip

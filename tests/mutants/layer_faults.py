@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 KERNELS = "tests/kernels/test_layers.py"
 NORMS = KERNELS + "::test_norms_are_those_of_transformers"
 RESIDUALS = KERNELS + "::test_a_residual_with_its_norms_is_what_they_are_alone"
+ROTATED = "tests/kernels/test_fusing.py::test_rotated_keys_are_written_once"
+WRITTEN = "tests/kernels/test_fusing.py::test_other_keys_than_those_that_were_written_are_written"
 ROTARY = KERNELS + "::test_rotary_embeddings_are_those_of_transformers"
 GATES = KERNELS + "::test_gated_activations_are_the_plain_ones"
 ROUNDING = "tests/kernels/test_rounding.py::"
@@ -108,9 +110,9 @@ LAYER_FAULTS = (
         "*(pair for pair in joined[:1] if pair[1] == JOINED)",
         "*((most, JOINED) for most, _ in joined[-1:])",
         (JOINED_SUMS,)),
-    Mutant("rotary-adds-second-half", "rotary_kernel",
-        "_row(from_cos, is_half), -second, _row",
-        "_row(from_cos, is_half), second, _row",
+    Mutant("rotary-adds-second-half", "heads_kernel",
+        "cos_first, -second, sin_first",
+        "cos_first, second, sin_first",
         (ROTARY,)),
     Mutant("fused-wherever-names-match", "Forms._best",
         'largest <= tolerance_of("formula", dtype)',
@@ -124,8 +126,12 @@ LAYER_FAULTS = (
         "else self._fused.active()",
         "else contextlib.nullcontext()",
         (FUSING + "test_a_runners_passes_are_fused", COUNTS)),
-    Mutant("cache-written-by-plain-operations", "writer_on",
-        "    return trial.found or plain_write\n",
-        "    return plain_write\n",
-        (COUNTS,)),
+    Mutant("rotated-keys-written-again", "FusedRotary._rotated_and_written",
+        "not is_running()",
+        "is_running()",
+        (ROTATED, COUNTS)),
+    Mutant("other-keys-than-the-written-taken-for-them", "KernelAttention.attend",
+        " or _memory(*written) != _memory(call.keys, call.values)",
+        "",
+        (WRITTEN,)),
 )

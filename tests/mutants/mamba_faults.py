@@ -6,7 +6,7 @@ MAMBA = "tests/models/recurrent/test_mamba.py::"
 LENGTHS = MAMBA + "test_any_number_of_tokens_gives_the_numbers_of_one_after_the_other"
 MODULES = MAMBA + "test_modules_give_the_numbers_of_their_own_forward"
 KERNELS = "tests/kernels/test_recurrent.py::"
-OF_MAMBA = KERNELS + "test_mamba_is_that_of_one_token_after_the_other"
+OF_MAMBA = KERNELS + "test_outputs_are_those_of_one_token_after_the_other"
 RIGHT = KERNELS + "test_kernels_are_used_only_if_they_are_right"
 
 MAMBA_FAULTS = (
@@ -29,11 +29,11 @@ MAMBA_FAULTS = (
     Mutant("kernel-keeps-a-mamba-state-one-token-late", "mamba_kernel",
         "if token == border:",
         "if token == border + 1:",
-        (OF_MAMBA + "[6-2]",)),
+        (OF_MAMBA + "[mamba 2-6]",)),
     Mutant("kernel-reads-another-group", "mamba_kernel",
         "group = head // (num_heads // num_groups)",
         "group = head % num_groups",
-        (OF_MAMBA + "[6-2]",)),
+        (OF_MAMBA + "[mamba 2-6]",)),
     Mutant("kernel-begins-with-what-the-slot-holds", "delta_rule_kernel",
         "is_used & (is_first == 0)",
         "is_used",

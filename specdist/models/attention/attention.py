@@ -10,7 +10,7 @@ Q queries and L keys of each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -147,6 +147,12 @@ def running_attention() -> LayerAttention:
     return _running.get().attention
 
 
+def rotated_by(attention: LayerAttention, layer: int, *tensors: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What :meth:`specdist.models.attention.kernel.KernelAttention.rotate` gives; None of another pass."""
+    rotate: Callable[..., tuple[Tensor, Tensor] | None] = getattr(attention, "rotate", lambda *_: None)
+    return rotate(layer, *tensors)
+
+
 def paged_attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -193,7 +199,13 @@ class GroupedAttention:
         self._windowed, self._of_windowed, self._of_others = windowed, of_windowed, of_others
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        return (self._of_windowed if layer in self._windowed else self._of_others).attend(layer, call)
+        return self._of(layer).attend(layer, call)
+
+    def rotate(self, layer: int, *tensors: Tensor) -> tuple[Tensor, Tensor] | None:
+        return rotated_by(self._of(layer), layer, *tensors)
+
+    def _of(self, layer: int) -> LayerAttention:
+        return self._of_windowed if layer in self._windowed else self._of_others
 
 
 class PagedAttention:

@@ -45,14 +45,32 @@ class KernelAttention:
         self._kernel = kernel
         self._segments = segments
         self._cache_index_T = cache_index_T
+        # The newest keys and values, held so that no other tensors get their memory.
+        self._written: tuple[Tensor, Tensor] | None = None
+
+    def rotate(
+        self, layer: int, keys_TGD: Tensor, values_TGD: Tensor, *rotation: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """As of :meth:`specdist.models.cache.key_value.KeyValueCache.write_rotated`. The layer's call does
+        not write these keys and values again, unless it gets others."""
+        rotated = self._cache.write_rotated(layer, self._cache_index_T, keys_TGD, values_TGD, *rotation)
+        self._written = rotated and (rotated[1], values_TGD)
+        return rotated
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        self._cache.write(layer, self._cache_index_T, call.keys, call.values)
+        written, self._written = self._written, None
+        if written is None or _memory(*written) != _memory(call.keys, call.values):
+            self._cache.write(layer, self._cache_index_T, call.keys, call.values)
         if not len(call.queries_THD):
             return call.queries_THD  # keys and values are all that is wanted
         keys, values = self._cache.pages(layer)
         scales = self._cache.scales(layer)
         return self._kernel.attend(call._replace(keys=keys, values=values, scales=scales), self._segments)
+
+
+def _memory(*tensors: Tensor) -> list[tuple[object, ...]]:
+    """What they are, and in which order it is read."""
+    return [(each.data_ptr(), each.shape, each.stride()) for each in tensors]
 
 
 class SdpaKernel:

@@ -17,8 +17,6 @@ from torch import Tensor
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.batch.flat import PagedSegments
 
-# With more, a sequence's numbers would depend on the batch, which decides how many there are.
-NUM_SPLITS = 1
 UNLIMITED = -1
 NO_SCALES = "it reads no scale of each token"
 HIDES_NONE = "it hides no sequence's first token"
@@ -27,9 +25,12 @@ WORKSPACE_BYTES = 2**27
 
 
 class FlashAttention3Kernel:
-    """``flash_attn_interface`` of https://github.com/Dao-AILab/flash-attention (folder ``hopper``)."""
+    """``flash_attn_interface`` of https://github.com/Dao-AILab/flash-attention (folder ``hopper``).
+    ``num_splits``: of each sequence's keys; where the batch decides, its numbers depend on the others."""
 
-    name = "FlashAttention-3 on pages"
+    def __init__(self, num_splits: int = 1) -> None:
+        self.name = "FlashAttention-3 on pages" + f" in {num_splits} splits" * (num_splits > 1)
+        self._num_splits = num_splits
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
         queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
@@ -53,7 +54,7 @@ class FlashAttention3Kernel:
             causal=rules.is_causal,
             window_size=(_keys_before(rules), UNLIMITED if rules.window is None else 0),
             softcap=rules.softcap or 0.0,
-            num_splits=NUM_SPLITS,
+            num_splits=self._num_splits,
             return_softmax_lse=sinks_H is not None,
         )
         if sinks_H is not None:

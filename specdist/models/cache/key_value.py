@@ -34,9 +34,16 @@ SCALE_DTYPE = torch.bfloat16
 # The check's sizes: places that are far apart, heads and widths that no block divides.
 PLACES, NUM_PLACES = (7, 0, 30, 13), 32
 NUM_HEADS, WIDTH = 3, 40
-# Pages of keys and of values, places [T], keys and values [T, G, D]; of pages in 8 bits also those of the
-# scales of keys and of values.
-Writer = Callable[..., None]
+
+
+class Writer(NamedTuple):
+    """``write`` takes pages of keys and of values, places [T], keys and values [T, G, D]; of pages in 8 bits
+    also those of the scales of keys and of values. ``rotate`` takes queries, cos and sin before the scales,
+    rotates keys before it writes them, and gives rotated queries and keys."""
+
+    write: Callable[..., None]
+    rotate: Callable[..., tuple[Tensor, Tensor]] | None = None
+
 
 logger = logging.getLogger(__name__)
 
@@ -83,31 +90,26 @@ def copy_into(
 @functools.cache
 def writer_on(device: torch.device, dtype: torch.dtype, is_float8: bool = False) -> Writer:
     """The fastest way that is right on this device, tried once; ``is_float8``: into pages in 8 bits."""
+    plain = Writer(plain_write)
     if device.type != "cuda":
-        return plain_write
-    make = _float8_kernel if is_float8 else _kernel
-    trial = first_right({"Triton kernel": make}, lambda writer: _check(writer, device, dtype, is_float8))
+        return plain
+    trial = first_right({"Triton kernel": _kernel}, lambda writer: _check(writer, device, dtype, is_float8))
     narrow = " as float8" if is_float8 else ""
     trial.report(logger, f"writing keys and values in {dtype}{narrow} on {device}", "plain operations")
-    return trial.found or plain_write
+    return trial.found or plain
 
 
 def _kernel() -> Writer:
     # Triton is not everywhere.
-    from specdist.kernels.layers import write_tokens
+    from specdist.kernels.rotary import write_rotated, write_tokens
 
-    return write_tokens
-
-
-def _float8_kernel() -> Writer:
-    from specdist.kernels.float8_cache import write_float8_tokens
-
-    return write_float8_tokens
+    return Writer(write_tokens, write_rotated)
 
 
 @torch.inference_mode()
 def _check(writer: Writer, device: torch.device, dtype: torch.dtype, is_float8: bool) -> None:
-    """Against the plain writing on the host; the values are strided, as projections leave them."""
+    """Against the plain writing on the host, also by a rotation that changes nothing; the values are strided,
+    as projections leave them."""
     generator = torch.Generator().manual_seed(0)
     index_T = torch.tensor(PLACES)
     keys_TGD = torch.randn(len(index_T), NUM_HEADS, WIDTH, generator=generator).to(dtype)
@@ -116,14 +118,20 @@ def _check(writer: Writer, device: torch.device, dtype: torch.dtype, is_float8: 
     expected = [torch.zeros(2, NUM_PLACES, NUM_HEADS * WIDTH, dtype=number_dtype)]
     if is_float8:
         expected.append(torch.zeros(2, NUM_PLACES, NUM_HEADS, dtype=SCALE_DTYPE))
-    found = [each.to(device) for each in expected]
+    pages = [[each.to(device) for each in expected] for _ in range(2)]
     (keys, values), *scales = expected
     plain_write(keys, values, index_T, keys_TGD, values_TGD, *itertools.chain(*scales))
-    (keys, values), *scales = found
     tokens = [each.to(device) for each in (index_T, keys_TGD, values_TGD)]
-    writer(keys, values, *tokens, *itertools.chain(*scales))
-    if not all(torch.equal(each.cpu(), right) for each, right in zip(found, expected, strict=True)):
-        raise ValueError("it writes other numbers")
+    ones_TD = torch.ones_like(tokens[1][:, 0])
+    assert writer.rotate is not None
+    for found, write, more in (
+        (pages[0], writer.write, ()),
+        (pages[1], writer.rotate, (tokens[1], ones_TD, 0 * ones_TD)),
+    ):
+        (keys, values), *scales = found
+        write(keys, values, *tokens, *more, *itertools.chain(*scales))
+        if not all(torch.equal(each.cpu(), right) for each, right in zip(found, expected, strict=True)):
+            raise ValueError("it writes other numbers")
 
 
 class LayerShape(NamedTuple):
@@ -156,7 +164,7 @@ class KeyValueCache:
     ) -> None:
         self.page_size, self.dtype, self.is_float8 = page_size, dtype, is_float8
         self.shapes, self.windowed = shapes, windowed
-        self._write = writer_on(device, dtype, is_float8)
+        self._writer = writer_on(device, dtype, is_float8)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.key_scales: dict[int, Tensor] = {}
@@ -232,9 +240,27 @@ class KeyValueCache:
         if is_latent:
             copy_into(self.keys[layer], cache_index_T, keys_TGD, self.key_scales.get(layer))
             return
-        write = self._write if width == value_width else plain_write
-        scales = (self.key_scales[layer], self.value_scales[layer]) if self.is_float8 else ()
-        write(self.keys[layer], self.values[layer], cache_index_T, keys_TGD, values_TGD, *scales)
+        is_right = width == value_width and width % 2 == 0
+        write: Callable[..., None] = self._writer.write if is_right else plain_write
+        pages, scales = self._held(layer)
+        write(*pages, cache_index_T, keys_TGD, values_TGD, *scales)
+
+    def write_rotated(
+        self, layer: int, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor, *rotation: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """As :meth:`write`, of keys that are rotated before; returns rotated queries and keys, and None where
+        no kernel does both. ``rotation``: queries [T, H, D], cos and sin [T, D]."""
+        shape, rotate = self.shapes[layer], self._writer.rotate
+        own = LayerShape(keys_TGD.shape[1], keys_TGD.shape[2], values_TGD.shape[2])
+        if rotate is None or own != shape or own.width != own.value_width or keys_TGD.dtype != self.dtype:
+            return None
+        pages, scales = self._held(layer)
+        return rotate(*pages, cache_index_T, keys_TGD, values_TGD, *rotation, *scales)
+
+    def _held(self, layer: int) -> list[list[Tensor]]:
+        """The layer's memory of keys and values, and that of their scales."""
+        kinds = (self.keys, self.values), (self.key_scales, self.value_scales)
+        return [[each[layer] for each in kind if layer in each] for kind in kinds]
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -26,17 +26,19 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     """``d2t`` holds, for every id of the draft, how far the target's id lies above it; ``t2d``, for every id
-    of the target, whether the draft has it. The model has ``embed_tokens`` of the target's vocabulary, and an
-    ``lm_head`` of its own."""
+    of the target, whether the draft has it; ``known_ids`` the target's ids themselves [v]. The model has
+    ``embed_tokens`` of the target's vocabulary, and an ``lm_head`` of its own."""
 
     base_model_prefix = ""
     d2t: Tensor
     t2d: Tensor
+    known_ids: Tensor
 
     def register_vocabulary(self, num_own: int) -> None:
         """The first ids, until others are read."""
         self.register_buffer("d2t", torch.zeros(num_own, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(self.config.vocab_size) < num_own)
+        self.register_buffer("known_ids", torch.arange(num_own), persistent=False)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -44,14 +46,14 @@ class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    @property
-    def known_ids(self) -> Tensor:
-        """int64 [v]: the target's ids of the draft's vocabulary."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+    def read_map(self) -> None:
+        """Once ``d2t`` has changed."""
+        self.known_ids.copy_(self.d2t + torch.arange(len(self.d2t), device=self.d2t.device))
 
     def know(self, token_ids: Tensor) -> None:
         """Let the vocabulary be these ids of the target [v], ascending."""
         self.d2t.copy_(token_ids - torch.arange(len(token_ids)))
+        self.read_map()
         self.t2d.fill_(False)
         self.t2d[token_ids] = True
 
@@ -92,8 +94,9 @@ class Rotation(NamedTuple):
 class DrafterAttention(nn.Module):
     """The projections of attention; what they read may be wider than the hidden states."""
 
-    def __init__(self, config: Any, input_size: int) -> None:
+    def __init__(self, config: Any, input_size: int, index: int) -> None:
         super().__init__()
+        self.layer_idx = index
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         has_bias = bool(getattr(config, "attention_bias", False))
@@ -111,11 +114,11 @@ class DrafterAttention(nn.Module):
         queries, keys = self._heads(self.q_proj(inputs_T)), self._heads(self.k_proj(inputs_T))
         if self.has_norms:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
+        values = self._heads(self.v_proj(inputs_T))
         cosines, sines = rotation
         queries, keys = apply_rotary_pos_emb(
             queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], cosines[None], sines[None]
         )
-        values = self._heads(self.v_proj(inputs_T))
         return queries[0].transpose(0, 1), keys[0].transpose(0, 1), values
 
     def keys_and_values(self, inputs: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -134,7 +137,7 @@ class DrafterLayer(nn.Module):
     def __init__(self, config: Any, index: int, *, reads_embeddings: bool = False) -> None:
         super().__init__()
         size, self.index = config.hidden_size, index
-        self.self_attn = DrafterAttention(config, 2 * size if reads_embeddings else size)
+        self.self_attn = DrafterAttention(config, 2 * size if reads_embeddings else size, index)
         self.mlp = MLPS[config.model_type](config)
         self.input_layernorm, self.post_attention_layernorm = (
             LlamaRMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)

@@ -96,6 +96,7 @@ def load_own_files(draft: Checkpoint, target: Checkpoint, placement: Placement) 
             if name in missing & _spared(kind, wanted):
                 wanted[name].copy_(_of_target(kind, target, name))
     refuse_missing(draft, missing - _spared(kind, wanted))
+    model.read_map()
     _check_map(draft, model)
     return model.eval()
 

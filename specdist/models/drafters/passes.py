@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention
+from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention, attending
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.batch.flat import FlatBatch, PassOutputs, previous_slots, slot_mapping
 from specdist.models.cache.key_value import KeyValueCache, untouched_zeros
@@ -90,7 +90,7 @@ class Eagle3Layers:
             return attention.attend(layer, AttentionCall(queries, keys, values, EAGLE_RULES))
 
         model = self._model
-        with own.fused():
+        with own.fused(), attending(attention, {}):
             outgoing_NE = model.draft(token_ids_T, incoming_TE, model.rotation(positions_T), index_N, attend)
         if self.mask_state is None:
             return PassOutputs(model.logits(outgoing_NE), outgoing_NE)
@@ -219,7 +219,7 @@ class BlockPass(TorchPass):
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, BLOCK_RULES))
 
-        with self.fused():
+        with self.fused(), attending(attention, {}):
             hidden_NE = self._model.block(token_ids_T, positions_T, attend)[logits_index_N]
         return PassOutputs(torch.cat([hidden_NE, self._model.lm_head(hidden_NE)], dim=-1), None)
 

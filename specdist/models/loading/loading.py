@@ -25,6 +25,7 @@ from specdist.models.loading.packed_experts import (
     fill_quantized,
     packed_experts_of,
     place_experts,
+    use_sorted_experts,
 )
 from specdist.models.loading.places import StoredPlaces
 from specdist.models.loading.weight_names import WeightNames, ties_embeddings
@@ -223,6 +224,8 @@ def _load_read(
     dequantize_absorbed(model, dtype)
     join_quantized(model)
     choose_products(model, dtype)
+    if device.type == "cuda":
+        use_sorted_experts(model)
     return model.eval()
 
 
@@ -281,6 +284,7 @@ def load_sharded(
     choose_products(shard, dtype, group)
     share_sums(shard, group, dtype, device)
     if device.type == "cuda":
+        use_sorted_experts(shard)
         width = shard.config.get_text_config().hidden_size
         found = choose_sums(shard, dtype=dtype, device=device, group=group, width=width, frozen=sums)
         setattr(shard, SUMS, found)

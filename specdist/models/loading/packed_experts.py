@@ -16,13 +16,12 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.integrations.moe import ExpertsInterface
+from transformers.integrations.moe import ExpertsInterface, _grouped_linear
 
 from specdist.models.loading.conversions import Piece
 from specdist.models.quantized.quantized_linear import TRIAL_TOKENS, QuantizedLinear
@@ -32,7 +31,7 @@ from specdist.models.sharding.experts import experts_of
 from specdist.utils.host import GIB
 from specdist.utils.trial import Trial, check_difference, first_right, tolerance_of
 
-EXPERTS_NAME = "specdist_packed"
+EXPERTS_NAME = "specdist_sorted"
 KERNEL = "a kernel of all experts"
 
 # The quantised tensors that make each joined parameter, with their places in it.
@@ -41,26 +40,16 @@ Places = Mapping[str, Sequence[tuple[str, Piece]]]
 logger = logging.getLogger(__name__)
 
 
-class Groups:
-    """Tokens that are sorted by expert: ``ids_S`` from 0 to E - 1, or above for experts of other ranks;
-    ``dtype``: of the tokens."""
-
-    def __init__(self, ids_S: Tensor, num_experts: int, dtype: torch.dtype) -> None:
-        experts_E = torch.arange(num_experts, dtype=ids_S.dtype, device=ids_S.device)
-        # The tokens of expert e end there.
-        self.ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
-        self._num_tokens, self._dtype = len(ids_S), dtype
-
-    @cached_property
-    def blocks(self) -> tuple[Tensor, int]:
-        """The kernel's blocks of tokens, for all products of a layer."""
-        from specdist.kernels.experts import token_blocks
-
-        return token_blocks(self.ends_E, self._num_tokens, self._dtype)
+# The product of sorted tokens [S, K], of which each expert's end at one of the numbers [E]: [S, N], zeros for
+# those of no expert here.
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
-# The product of sorted tokens [S, K]: [S, N], zeros for those of no expert here.
-Product = Callable[[Tensor, Groups], Tensor]
+def ends_of(ids_S: Tensor, num_experts: int) -> Tensor:
+    """int32 [E]: where the tokens of each expert end, which are sorted: ``ids_S`` from 0 to E - 1, or above
+    for experts of other ranks."""
+    experts_E = torch.arange(num_experts, dtype=ids_S.dtype, device=ids_S.device)
+    return torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
 
 
 class PackedExperts(nn.Module):
@@ -108,24 +97,24 @@ class PackedExperts(nn.Module):
         assert isinstance(whole, QuantizedWeight)
         return whole.spread(self.form)
 
-    def dequantized_product(self, x_SK: Tensor, groups: Groups) -> Tensor:
+    def dequantized_product(self, x_SK: Tensor, ends_E: Tensor) -> Tensor:
         """What every other product must equal, up to rounding: expert by expert."""
         output_SN, begin = x_SK.new_zeros(len(x_SK), self.out_features), 0
-        for index, end in enumerate(groups.ends_E.tolist()):
+        for index, end in enumerate(ends_E.tolist()):
             if begin < end:
                 weight = self.matrix(index).dequantized(x_SK.dtype)
                 output_SN[begin:end] = F.linear(x_SK[begin:end], weight)
             begin = end
         return output_SN
 
-    def kernel_product(self, x_SK: Tensor, groups: Groups) -> Tensor:
+    def kernel_product(self, x_SK: Tensor, ends_E: Tensor) -> Tensor:
         """The product with all experts in one launch, without waiting for the device."""
         from specdist.kernels.experts import grouped_packed_product
 
-        (blocks_3M, block_tokens), form = groups.blocks, self.form
+        form = self.form
         output: Tensor = grouped_packed_product(
             x_SK,
-            blocks_3M,
+            ends_E,
             self.numbers,
             self.scales,
             self.zeros,
@@ -133,7 +122,6 @@ class PackedExperts(nn.Module):
             rows=form.rows,
             columns=form.columns,
             num_outputs=self.out_features,
-            block_tokens=block_tokens,
         )
         return output
 
@@ -143,10 +131,10 @@ class PackedExperts(nn.Module):
         device, generator = self.numbers.device, torch.Generator().manual_seed(self.in_features)
         x_SK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
         ids_S = torch.arange(TRIAL_TOKENS, device=device) * self.num_experts // TRIAL_TOKENS
-        groups = Groups(ids_S, self.num_experts, dtype)
+        ends_E = ends_of(ids_S, self.num_experts)
 
         def check(product: Product) -> None:
-            expected, found = self.dequantized_product(x_SK, groups), product(x_SK, groups)
+            expected, found = self.dequantized_product(x_SK, ends_E), product(x_SK, ends_E)
             difference = float((found - expected).float().norm() / expected.float().norm())
             check_difference("its numbers differ", difference, tolerance_of("quantised product", dtype))
 
@@ -158,20 +146,26 @@ class PackedExperts(nn.Module):
         return trial
 
 
-def packed_experts_forward(
+def sorted_experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """The forward for transformers' ``ExpertsInterface``: [T, H], with each token's experts [T, k] and their
-    weights."""
+    weights. Of plain experts the numbers are those of its grouped products, by fewer kernels."""
     num_tokens, num_chosen = top_k_index.shape
     ids_S, order_S = top_k_index.reshape(-1).sort()
-    groups = Groups(ids_S, self.num_experts, hidden_states.dtype)
+    ends_E = ends_of(ids_S, self.num_experts)
+    # Numbers past the last one are of experts on other ranks.
+    own_S = ids_S.clamp(max=self.num_experts - 1) if self._is_expert_parallel else ids_S
 
     def product(leaf: str, inputs: Tensor) -> Tensor:
-        output: Tensor = getattr(self, leaf).product(inputs, groups)
+        weights = getattr(self, leaf)
+        output: Tensor
+        if isinstance(weights, PackedExperts):
+            output = weights.product(inputs, ends_E)
+        else:
+            output = _grouped_linear(inputs, weights, ends_E, is_transposed=self.is_transposed)
         if self.has_bias:
-            # Numbers past the last one are of experts on other ranks.
-            output += getattr(self, f"{leaf}_bias")[ids_S.clamp(max=self.num_experts - 1)]
+            output += getattr(self, f"{leaf}_bias")[own_S]
         return output
 
     outputs = product(up_name(self), hidden_states[order_S // num_chosen])
@@ -180,12 +174,28 @@ def packed_experts_forward(
     if self.has_post_expert_norm:
         outputs = self.post_expert_norm(outputs)
     weighted = outputs * top_k_weights.reshape(-1)[order_S][:, None]
+    if self._is_expert_parallel:
+        # Grouped products leave out the tokens of experts on other ranks.
+        weighted = weighted.masked_fill((ids_S >= self.num_experts)[:, None], 0)
     in_order = torch.empty_like(weighted)
     in_order[order_S] = weighted
     return in_order.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
 
-ExpertsInterface.register(EXPERTS_NAME, packed_experts_forward)
+ExpertsInterface.register(EXPERTS_NAME, sorted_experts_forward)
+
+
+def use_sorted_experts(model: nn.Module) -> None:
+    """Let experts in plain numbers run by :func:`sorted_experts_forward`, too, where transformers' grouped
+    products would run them."""
+    for _, module in experts_of(model):
+        if module.config._experts_implementation == "grouped_mm":  # type: ignore[union-attr]
+            _sort(module)
+
+
+def _sort(module: Any) -> None:
+    module.config = copy.copy(module.config)  # other experts may run otherwise
+    module.config._experts_implementation = EXPERTS_NAME
 
 
 def up_name(module: Any) -> str:
@@ -243,9 +253,7 @@ def place_experts(
             delattr(module, leaf)  # the parameter
             setattr(module, leaf, each)
             kept[str(each.form)] += each.num_bytes
-        owner: Any = module
-        owner.config = copy.copy(owner.config)  # other experts may be dequantised
-        owner.config._experts_implementation = EXPERTS_NAME
+        _sort(module)
     for form, num_bytes in kept.items():
         logger.info("experts of %s stay as stored (%s): %.2f GiB here", name, form, num_bytes / GIB)
     for reason, count in dequantized.items():

@@ -57,7 +57,12 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
-            kernels=(TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
+            kernels=(
+                TritonKernel(),
+                FlashAttention3Kernel(),
+                FlashAttention3Kernel(num_splits=8),
+                FlashInferKernel(),
+            ),
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,

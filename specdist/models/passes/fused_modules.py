@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from specdist.models.attention.attention import is_running, rotated_by, running_attention
 from specdist.models.passes.all_reduce import Sums
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import agreed
@@ -100,10 +101,21 @@ class FusedAttention(Fused):
     what = "rotary embedding"
     # The class's forward with globals of its own, among which the rotary embedding is the fused one.
     function: Callable[..., Any]
+    rotary: FusedRotary
+
+    def __post_init__(self) -> None:
+        if isinstance(values := getattr(self.module, "v_proj", None), nn.Module):
+            values.register_forward_hook(self._remember)
+
+    def _remember(self, module: nn.Module, args: Any, values: Any) -> None:
+        del module, args
+        if self.switch.is_active:
+            self.rotary.values = values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.switch.is_active:
             return self.own(*args, **kwargs)
+        self.rotary.layer, self.rotary.values = getattr(self.module, "layer_idx", None), None
         return self.function(self.module, *args, **kwargs)
 
 
@@ -231,11 +243,15 @@ class FusedProjection(Fused):
 
 @dataclass
 class FusedRotary:
-    """Takes the place of transformers' function where queries and keys are of a flat batch."""
+    """Takes the place of transformers' function where queries and keys are of a flat batch. In a pass that
+    writes them into a cache they are written here, with the values that the layer has projected before;
+    ``layer``: whose rotary embedding it is now."""
 
     own: Callable[..., Any]
     dtype: torch.dtype
     width: int
+    layer: int | None = None
+    values: Tensor | None = None
 
     def __call__(
         self, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
@@ -250,10 +266,26 @@ class FusedRotary:
         if not fits:
             own: tuple[Tensor, Tensor] = self.own(*tensors, *args, **kwargs)
             return own
-        queries_THD, keys_TGD = layer_kernels().rotary(
-            queries[0].transpose(0, 1), keys[0].transpose(0, 1), cos[0], sin[0]
-        )
+        from specdist.kernels.rotary import rotary
+
+        heads = queries[0].transpose(0, 1), keys[0].transpose(0, 1)
+        rotated = self._rotated_and_written(*heads, cos[0], sin[0]) or rotary(*heads, cos[0], sin[0])
+        queries_THD, keys_TGD = rotated
         return queries_THD.transpose(0, 1)[None], keys_TGD.transpose(0, 1)[None]
+
+    def _rotated_and_written(
+        self, queries_THD: Tensor, keys_TGD: Tensor, *rotation: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """If the pass's attention takes these keys, and what has been projected, for its values."""
+        values, self.values = self.values, None
+        if values is None or values.dtype != self.dtype or self.layer is None or not is_running():
+            return None
+        # The view that models take: it is to be known again.
+        values_TGD = values.view(*values.shape[:-1], -1, self.width)
+        values_TGD = values_TGD if values_TGD.dim() == keys_TGD.dim() else values_TGD[0]
+        if values_TGD.shape != keys_TGD.shape:
+            return None
+        return rotated_by(running_attention(), self.layer, keys_TGD, values_TGD, queries_THD, *rotation)
 
 
 def siblings_of(module: nn.Module) -> Iterator[tuple[str, list[Any]]]:

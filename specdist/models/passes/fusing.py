@@ -120,8 +120,8 @@ class Forms:
         own = _plain_forward(module)
         if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
             key = (own, getattr(module, "head_dim", None))
-            function = self._once(key, module, self._attention)
-            return None if function is None else fused_modules.FusedAttention(*shared, function)
+            found = self._once(key, module, self._attention)
+            return None if found is None else fused_modules.FusedAttention(*shared, *found)
         return None
 
     def projections(self, switch: FusedLayers, module: nn.Module) -> dict[Any, Fused]:
@@ -228,8 +228,8 @@ class Forms:
             )
         return bool(self._best(trials))
 
-    def _attention(self, module: nn.Module) -> Callable[..., Any]:
-        """The forward of the module's class with the fused rotary embedding."""
+    def _attention(self, module: nn.Module) -> tuple[Callable[..., Any], fused_modules.FusedRotary]:
+        """The forward of the module's class with the fused rotary embedding, and this one."""
         own = _plain_forward(module)
         width = getattr(module, "head_dim", None)
         if not isinstance(width, int) or width % 2 or getattr(module, "rotary_ndims", width) != width:
@@ -252,7 +252,7 @@ class Forms:
             own.__code__, {**own.__globals__, ROTARY: fused}, own.__name__, own.__defaults__, own.__closure__
         )
         function.__kwdefaults__ = own.__kwdefaults__
-        return function
+        return function, fused
 
     def _best(self, trials: list[list[tuple[float, float]]]) -> int:
         """The form, of those tried in each dtype, with the smallest differences. Raises ValueError if none

@@ -3,8 +3,8 @@
 A pass of few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording always
 runs with the same shapes, at the same addresses. So the tokens of a batch are laid out as they are, segment
 after segment, in buffers that are never moved: single steps, verification blocks and prompt chunks in the
-same pass. What is padded is the number of tokens and the number of segments. The padding tokens form a
-segment of their own that reads and writes a scratch page, which belongs to no sequence; their output is
+same pass. What is padded is the number of tokens and the number of segments. The padding tokens form
+segments of their own that read and write a scratch page, which belongs to no sequence; their output is
 dropped.
 
 T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V vocabulary.
@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
+from specdist.models.attention.attention import (
+    AttentionCall,
+    GroupedAttention,
+    LayerAttention,
+    rotated_by,
+)
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.batch.flat import (
     FlatBatch,
@@ -43,6 +48,8 @@ BUCKETS_PER_OCTAVE = 4
 # Keys bound the width of the table of pages, and how many programs look for keys: coarse buckets cost little.
 MIN_KEYS = 1024
 KEYS_FACTOR = 4
+# Longest segments for which attention has tiles of its own; with a longer one it has those of whole prompts.
+MAX_FEW_QUERIES = 8
 
 
 @dataclass(frozen=True)
@@ -60,17 +67,21 @@ class CarriedStates:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         return self.attention.attend(layer, call)
 
+    def rotate(self, layer: int, *tensors: Tensor) -> tuple[Tensor, Tensor] | None:
+        return rotated_by(self.attention, layer, *tensors)
+
 
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
 
 
 class Bucket(NamedTuple):
-    """The shape of a static pass; the last of its segments is padding."""
+    """The shape of a static pass, whose last segments are padding; none has more than ``num_queries``."""
 
     num_tokens: int
     num_segments: int
     num_pages: int
     num_logits: int
+    num_queries: int
     has_windowed: bool = False
     has_states: bool = False
     has_carried: bool = False
@@ -114,11 +125,18 @@ def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_
     num_keys = MIN_KEYS
     while num_keys < segments.num_keys_S.max():
         num_keys *= KEYS_FACTOR
+    num_segments = _power_of_two(len(segments.lengths_S))
+    num_queries = _power_of_two(int(segments.lengths_S.max()))
+    if num_queries > MAX_FEW_QUERIES:
+        num_queries = num_tokens
+    # Half of the tokens may be padding.
+    num_padding = num_tokens - max(num_segments, num_tokens // 2)
     return Bucket(
         num_tokens=num_tokens,
-        num_segments=_power_of_two(len(segments.lengths_S)) + 1,
+        num_segments=num_segments + max(1, -(-num_padding // num_queries)),
         num_pages=min(-(-num_keys // page_size), table_width),
         num_logits=min(bucket_of_tokens(max(1, num_logits)), num_tokens),
+        num_queries=num_queries,
     )
 
 
@@ -194,7 +212,9 @@ class StaticPasses:
         self.device = device
         most_segments, self.table_width = cache.table.pages.shape
         self._graphs = CheckedGraphs(capturer)
-        sizes = MAX_TOKENS, _power_of_two(most_segments) + 1, self.table_width, MAX_TOKENS
+        num_segments = _power_of_two(most_segments)
+        num_segments += max(1, num_segments // 2)
+        sizes = MAX_TOKENS, num_segments, self.table_width, MAX_TOKENS, MAX_TOKENS
         largest = self._with_parts(Bucket(*sizes))
         self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.
@@ -266,13 +286,12 @@ class StaticPasses:
         # The first token's logits are repeated; if none are wanted, nobody reads them.
         logits.fill(0)
         logits[: len(logits_index)] = logits_index
-        # A padding segment has one key, so that its attention is finite. The first of them has all padding
-        # tokens.
+        # A padding segment has one key, so that its attention is finite, and is no longer than others.
         used.fill(1)
         used[:num_segments] = segments.num_keys_S
-        starts.fill(bucket.num_tokens)
         starts[:num_segments] = segments.starts_S
-        starts[num_segments] = num_tokens
+        starts[num_segments:] = num_tokens + bucket.num_queries * np.arange(len(starts) - num_segments)
+        np.minimum(starts, bucket.num_tokens, out=starts)
         num_keys_S = segments.num_keys_S + num_more_keys_S
         is_used_SP = np.arange(bucket.num_pages) * self.cache.page_size < num_keys_S[:, None]
         groups = [(page_table, self.scratch_page), (batch.windowed_pages_SP, self.windowed_scratch_page)]
@@ -349,7 +368,7 @@ class StaticPasses:
                     block_table_SP=self.table_of(bucket, group),
                     used_S=used[: bucket.num_segments],
                     query_starts_S1=starts[: bucket.num_segments + 1],
-                    num_queries=bucket.num_tokens,
+                    num_queries=bucket.num_queries,
                     num_keys=bucket.num_pages * self.cache.page_size,
                 ),
                 cache_index[: bucket.num_tokens],

@@ -21,13 +21,14 @@ segment before its own, R numbers of a row, B branches, P places of the longest 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import LayerAttention
+from specdist.models.attention.attention import LayerAttention, rotated_by
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
@@ -251,7 +252,7 @@ class StatePass:
     """One pass of a model with recurrent layers, and perhaps others that attend."""
 
     def __init__(self, attention: LayerAttention, states: RecurrentStates, places: Places) -> None:
-        self.attend = attention.attend
+        self.attend, self.rotate = attention.attend, partial(rotated_by, attention)
         self._states, self._places = states, places
 
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
