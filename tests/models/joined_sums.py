@@ -100,27 +100,35 @@ def check_kernel(sums: Any) -> None:
     late_s = 0.0
 
 
-def check_model(sums_of: Callable[[nn.Module], Any]) -> None:
+def check_model(sums_of: Callable[[nn.Module], Any], *, fails_on: int | None = None) -> None:
+    """``fails_on``: a rank on which no norm is fused; then none joins sums."""
     model = paged_model("llama", CPU, torch.float32)
     for layer in model.model.layers:
         layer.self_attn.o_proj, layer.mlp.down_proj = Term(layer.self_attn.o_proj), Term(layer.mlp.down_proj)
     model.model.layers[1].self_attn.o_proj.bias = 0.5
     expected = logits_of(model)
     sums_of(model)
-    fused, own, joined = FusedLayers(model, CPU, torch.float32), layers.residual_norm, []
+    own, own_norm, joined = layers.residual_norm, layers.rms_norm, []
+    if fails_on == dist.get_rank():
+        layers.rms_norm = None
+    fused = FusedLayers(model, CPU, torch.float32)
+    layers.rms_norm = own_norm
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         joined.append(len(args) > 4)
         return own(*args, **kwargs)
 
     layers.residual_norm = counted
+    num_added = 0 if fails_on == dist.get_rank() else 6
     for num_joined in (0, 5, 5):
         joined.clear()
         with fused.active():
             found = logits_of(model)
-        assert (len(joined), sum(joined)) == (6, num_joined), joined
+        assert (len(joined), sum(joined)) == (num_added, num_joined * (fails_on is None)), joined
         assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     layers.residual_norm = own
+    is_joined = JOINED in dict(map(reversed, getattr(model, SUMMING).choice))
+    assert is_joined == (fails_on is None), "what a run that goes on does"
 
 
 names, held = ["first"], list[Tensor]()
@@ -139,6 +147,8 @@ with torch.inference_mode():
     check_kernel(getattr(model, SUMMING))
     names.append("second")
     check_model(lambda model: choose_sums(model, **shared_options, frozen=choice))
+    names.append("with a failure")
+    check_model(lambda model: choose_sums(model, **shared_options, frozen=choice), fails_on=1)
     # Signals that never reach the peers.
     names.append(f"third of {topology.rank}")
     peer_memory.CHECK_WAITS = 40

@@ -42,12 +42,12 @@ MAX_BYTES_TIMES_RANKS = 2 * 2**20
 # Sizes that are measured, of 1 to 64 tokens of 8,192 numbers; a message goes the way of the next larger one.
 MEASURED_BYTES = tuple(2**14 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32, 64))
 NUM_SUMS, NUM_REPLAYS = 20, 3
-# The choice, as an attribute of a sharded model and in a manifest.
+# The choice, in a manifest.
 SUMS = "sums_over_ranks"
 BACKEND = "all-reduce"
 # The way of sums with a residual and a norm after them; of others the choice has a way beside it.
 JOINED = "joined with norms"
-# The attribute of a model for what sums.
+# The attribute of a sharded model for what sums.
 SUMMING = "summing_over_ranks"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
@@ -73,7 +73,7 @@ class Sums:
         self, group: dist.ProcessGroup, memories: Mapping[str, SymmetricMemory], choice: Choice
     ) -> None:
         self._group, self._memories = group, memories
-        self._choice = [pair for pair in choice if pair[1] != JOINED]
+        self.choice = [*choice]
         self.joined: Any = memories.get(JOINED)
         self.joined_bytes = max((most for most, way in choice if way == JOINED), default=0)
         # The sums of what runs now: how many, the last, and whether it is left to what follows.
@@ -86,9 +86,30 @@ class Sums:
         self._last = output if self._is_left else self._added(output)
         return self._last
 
+    def agree(self, num_fused: int, forms: str, reasons: Mapping[str, str]) -> None:
+        """Join no sums if the layers that would are not the same on all ranks. A collective.
+
+        Args:
+            num_fused, forms: parts of layers that are fused, and in which way.
+            reasons: why others are not.
+        """
+        if not self.joined_bytes:
+            return
+        own = (num_fused, forms, said_of(reasons))
+        of_ranks = [own] * dist.get_world_size(self._group)
+        dist.all_gather_object(of_ranks, own, group=self._group)
+        if len({forms for _, forms, _ in of_ranks}) > 1:
+            fewest = min(of_ranks)
+            logger.warning(
+                "sums over ranks: none joined with norms, since rank %d has other fused layers than others%s",
+                of_ranks.index(fewest), fewest[-1],
+            )  # fmt: skip
+            self.choice = [pair for pair in self.choice if pair[1] != JOINED]
+            self.joined_bytes = 0
+
     def _added(self, output: Tensor) -> Tensor:
         size = output.nbytes
-        way = next((way for most, way in self._choice if size <= most), BACKEND)
+        way = next((way for most, way in self.choice if way != JOINED and size <= most), BACKEND)
         if way != BACKEND and size % ALIGNMENT == 0:
             return self._memories[way].sum(output.view(-1)).view(output.shape)
         dist.all_reduce(output, group=self._group)
