@@ -254,12 +254,12 @@ def residual_norm(
         epsilon, weight_offset, rounds_first: of both norms, as of :func:`rms_norm`.
         peers_N: int64, addresses of the ranks' memory, over whose inputs is summed first, a collective: see
             :mod:`specdist.kernels.peer_sums`. ``turns``: int64 of this rank, one for each row; ``half``: of
-            the memory, in numbers, a multiple of 16; ``most_waits``: for the peers, 0 without end.
+            the memory, in numbers, a multiple of 16; ``most_waits``: looks for the peers' signals.
 
     Raises:
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
     """
-    width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N)
+    width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N) - 1
     if width > MAX_RESIDUAL_WIDTH:
         raise ValueError(f"a residual of {width} numbers; {MAX_RESIDUAL_WIDTH} fit into a program")
     inputs, residual = inputs.contiguous(), residual.contiguous()

@@ -28,13 +28,16 @@ CPU, WIDTH, NUM_LAYERS = torch.device("cpu"), 64, 3
 # Of two ranks: 16 rows of float32.
 all_reduce.MAX_BYTES_TIMES_RANKS = 8192
 all_reduce.MEASURED_BYTES = (1024, 2048, 4096, 8192)
+peer_memory.MOST_WAITS = 10_000  # some seconds
 FOLDER = Path(os.environ["RENDEZVOUS"].removeprefix("file://")).parent
 own_atomic = InterpreterBuilder.create_atomic_rmw
-late_s = 0.0
+late_s, num_atomics = 0.0, 0
 
 
 def atomic(*args: Any) -> Any:
     """Between polls others have the processor. A rank that is late reads after its peer has gone on."""
+    global num_atomics
+    num_atomics += 1
     found = own_atomic(*args)
     time.sleep(0.0005 + late_s)
     return found
@@ -100,6 +103,29 @@ def check_kernel(sums: Any) -> None:
     late_s = 0.0
 
 
+def check_missing(sums: Any) -> None:
+    """A rank that has waited in vain says for whom, gives nothing that is wrong, and waits for nobody any
+    more; one that comes later finds what was sent before, and then waits in vain itself."""
+    global num_atomics
+    ones = torch.ones(3, WIDTH)
+    # Its signal, and so many looks for the others'.
+    for rank, is_right, expected in ((0, False, 21), (1, True, 2), (1, False, 21), (0, False, 1)):
+        if rank == dist.get_rank():
+            sums.check() if expected > 1 else None
+            num_atomics = 0
+            found, _ = sums.joined.residual_norm(ones, ones, None, ones[0], most_waits=20, **NORM)
+            assert num_atomics == expected and (
+                torch.equal(found, 3 * ones) if is_right else found.isnan().all()
+            )
+        dist.barrier(group)
+    try:
+        sums.check()
+    except RuntimeError as error:
+        assert str(error).startswith(f"rank {1 - dist.get_rank()} never signalled")
+    else:
+        raise AssertionError("nobody is missing")
+
+
 def check_model(sums_of: Callable[[nn.Module], Any], *, fails_on: int | None = None) -> None:
     """``fails_on``: a rank on which no norm is fused; then none joins sums."""
     model = paged_model("llama", CPU, torch.float32)
@@ -147,6 +173,9 @@ with torch.inference_mode():
     check_kernel(getattr(model, SUMMING))
     names.append("second")
     check_model(lambda model: choose_sums(model, **shared_options, frozen=choice))
+    names.append("with a rank missing")
+    choose_sums(model, **shared_options, frozen=choice)
+    check_missing(getattr(model, SUMMING))
     names.append("with a failure")
     check_model(lambda model: choose_sums(model, **shared_options, frozen=choice), fails_on=1)
     # Signals that never reach the peers.

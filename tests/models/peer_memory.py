@@ -7,9 +7,11 @@ and so must times that differ between them.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,8 +136,38 @@ def check_sums(model: nn.Module, expected: dict[int, int], about: object) -> Non
             assert torch.equal(found, LinearAllreduce.forward(layer, inputs)), (about, num_rows)
 
 
+class Graph:
+    """Records nothing; a replay waits for that of the other rank."""
+
+    is_recording = False
+
+    def __enter__(self) -> None:
+        Graph.is_recording = True
+
+    def __exit__(self, *_: object) -> None:
+        Graph.is_recording = False
+
+    def replay(self) -> None:
+        dist.barrier(group)
+
+
+def check_measuring() -> None:
+    """What cannot be recorded on one rank is replayed on none."""
+    torch.cuda.CUDAGraph, torch.cuda.synchronize = Graph, lambda _: None
+    torch.cuda.graph = lambda graph, **_: graph
+
+    def add() -> None:
+        if Graph.is_recording and fails and topology.rank == 1:
+            raise RuntimeError("no memory for it")
+
+    for fails in (True, False):
+        seconds = all_reduce._seconds(partial(all_reduce._recorded_s, CPU, group), add)
+        assert (seconds == math.inf) == fails
+
+
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
+check_measuring()
 with torch.inference_mode():
     for fault, reason in (
         ("", ""),

@@ -15,6 +15,10 @@ JOINED_SUMS = (
     "tests/models/test_all_reduce.py::"
     "test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits"
 )
+PEER_SUMS = (
+    "tests/models/test_all_reduce.py::"
+    "test_ranks_sum_through_peers_memory_where_it_is_right_and_faster_on_all_of_them"
+)
 COUNTS = "tests/gpu/test_counts.py::test_a_layer_has_few_kernels"
 
 LAYER_FAULTS = (
@@ -62,9 +66,9 @@ LAYER_FAULTS = (
         "F.linear(inputs, self.weight, self.bias)",
         "F.linear(inputs, self.weight)",
         (JOINED, FUSING + "test_every_family_keeps_its_logits")),
-    Mutant("a-rank-reads-before-its-peer-has-written", "summed_over_ranks",
-        "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < turn",
-        "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < 0",
+    Mutant("a-rank-reads-before-its-peer-has-written", "met",
+        "is_rank_N & (seen_N < turn)",
+        "is_rank_N & (seen_N < 0)",
         (JOINED_SUMS,)),
     Mutant("a-term-is-written-over-while-a-peer-reads", "summed_over_ranks",
         "(turn & 1) * half",
@@ -80,8 +84,24 @@ LAYER_FAULTS = (
         (JOINED_SUMS,)),
     Mutant("sums-joined-whatever-other-ranks-fuse", "FusedLayers.__init__",
         "        if sums is not None:\n",
-        "        if sums is None:\n",
+        "        if sums is not None and not found:\n",
         (JOINED_SUMS,)),
+    Mutant("a-rank-that-was-waited-for-in-vain-is-summed", "summed_over_ranks",
+        'tl.where(turn < 0, float("nan"), total)',
+        "total",
+        (JOINED_SUMS,)),
+    Mutant("a-rank-that-gives-up-waits-again", "met",
+        "tl.where(missing > 0, GIVEN_UP, turn)",
+        "turn",
+        (JOINED_SUMS,)),
+    Mutant("rows-blamed-for-a-missing-rank", "Engine._commit_next_tokens",
+        "                self._target.check()\n",
+        "",
+        ("tests/engine/test_faults.py::test_a_target_of_nans_ends_the_job_before_anything_is_written",)),
+    Mutant("a-rank-replays-sums-that-another-could-not-record", "_recorded_s",
+        "_first_reason(why_not(record) or \"\", group)",
+        "why_not(record)",
+        (PEER_SUMS,)),
     Mutant("rotary-adds-second-half", "rotary_kernel",
         "_row(from_cos, is_half), -second, _row",
         "_row(from_cos, is_half), second, _row",

@@ -107,6 +107,11 @@ class Sums:
             self.choice = [pair for pair in self.choice if pair[1] != JOINED]
             self.joined_bytes = 0
 
+    def check(self) -> None:
+        """Raises RuntimeError if a pass that has ended has waited for a rank in vain."""
+        if self.joined is not None:
+            self.joined.check()
+
     def _added(self, output: Tensor) -> Tensor:
         size = output.nbytes
         way = next((way for most, way in self.choice if way != JOINED and size <= most), BACKEND)
@@ -161,7 +166,7 @@ def choose_sums(
         reasons |= {name: reason} if memory is None else {}
     choice = frozen
     if choice is None:
-        measure = measure or functools.partial(_recorded_s, device)
+        measure = measure or functools.partial(_recorded_s, device, group)
         sizes = [size for size in MEASURED_BYTES if size <= max_bytes] if memories else []
         alone: dict[str, Way] = {BACKEND: functools.partial(dist.all_reduce, group=group)}
         alone |= {name: memory.sum for name, memory in memories.items() if name != JOINED}
@@ -248,14 +253,22 @@ def _seconds(measure: Measure, way: Callable[[], object]) -> float:
         return math.inf
 
 
-def _recorded_s(device: torch.device, add: Callable[[], object]) -> float:
-    """Seconds in a graph, as in a recorded pass; the best of a few replays. As many calls on every rank."""
-    add()  # connects the ranks
-    torch.cuda.synchronize(device)
+def _recorded_s(device: torch.device, group: dist.ProcessGroup, add: Callable[[], object]) -> float:
+    """Seconds in a graph, as in a recorded pass; the best of a few replays. As many calls on every rank.
+
+    Raises ValueError on all ranks if one cannot record it: the others' replays would wait for its own.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(NUM_SUMS):
-            add()
+
+    def record() -> None:
+        add()  # connects the ranks
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(NUM_SUMS):
+                add()
+
+    if reason := _first_reason(why_not(record) or "", group):
+        raise ValueError(reason)
     seconds = []
     for _ in range(1 + NUM_REPLAYS):
         begin = time.perf_counter()

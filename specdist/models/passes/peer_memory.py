@@ -19,8 +19,9 @@ from specdist.utils.trial import check_difference, tolerance_of
 ONE_SHOT, MULTIMEM = "one-shot", "multimem"
 # Programs of the kernel wait for those of other ranks: a device has more multiprocessors.
 MAX_ROWS = 64
-# Until the kernel has been checked it does not wait for ever: some half a minute on a GPU.
-CHECK_WAITS = 2**26
+# How often a kernel looks for its peers' signals: some minutes on a GPU (an estimate), and until it has been
+# checked half a minute.
+MOST_WAITS, CHECK_WAITS = 2**28, 2**26
 # The norm by which the kernel is checked and measured.
 NORM: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 0.0, "rounds_first": True}
 # Sizes of the kernel's memory, see :mod:`specdist.kernels.peer_sums`.
@@ -77,6 +78,8 @@ class JoinedMemory(SymmetricMemory):
         num_signals = MAX_ROWS * dist.get_world_size(group)
         super().__init__(2 * self._half + num_signals * SIGNAL_BYTES // dtype.itemsize, dtype, device, group)
         self._turns = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        # In memory of the host, so that looking there waits for nothing.
+        self._missing = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def connect(self) -> None:
         own_N = self._buffer_N.zero_()
@@ -84,7 +87,7 @@ class JoinedMemory(SymmetricMemory):
         found = self._rendezvous(own_N, self._group)
         ranks = range(dist.get_world_size(self._group))
         addresses = [found.get_buffer(rank, own_N.shape, own_N.dtype).data_ptr() for rank in ranks]
-        self._peers_N = torch.tensor(addresses, device=own_N.device)
+        self._peers_N = torch.tensor([*addresses, self._missing.data_ptr()], device=own_N.device)
 
     def sum(self, numbers_N: Tensor) -> Tensor:
         """The sum, with a residual of zeros. Raises ValueError if the norms are not those of the sums."""
@@ -96,6 +99,7 @@ class JoinedMemory(SymmetricMemory):
             rows_MW, torch.zeros_like(rows_MW), None, weight_W, most_waits=CHECK_WAITS, **NORM
         )
         difference, _ = differences(normed_MW, rms_norm(sums_MW, weight_W, **NORM))
+        self.check()
         check_difference("norms of joined sums differ", difference, tolerance_of("formula", numbers_N.dtype))
         return sums_MW.view(-1)[: len(numbers_N)]
 
@@ -104,8 +108,14 @@ class JoinedMemory(SymmetricMemory):
         ranks."""
         from specdist.kernels import layers
 
-        where = {"rank": dist.get_rank(self._group), "half": self._half}
+        where = {"rank": dist.get_rank(self._group), "half": self._half, "most_waits": MOST_WAITS}
         found: tuple[Tensor, Tensor] = layers.residual_norm(
-            inputs, *others, self._peers_N, self._turns, **where, **form
+            inputs, *others, self._peers_N, self._turns, **where | form
         )
         return found
+
+    def check(self) -> None:
+        """Raises RuntimeError if a sum that has ended has waited for a rank in vain."""
+        if missing := int(self._missing):
+            rank = dist.get_global_rank(self._group, missing - 1)
+            raise RuntimeError(f"rank {rank} never signalled that it has come to a sum over the ranks")
