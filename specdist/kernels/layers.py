@@ -10,6 +10,8 @@ T tokens, H heads, G key/value heads, D head width, W width of a row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -259,6 +261,18 @@ def residual_norm(
     Raises:
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
     """
+    return run_residual_norm(
+        residual_norm_kernel, inputs, residual, weight_before_W, weight_W, peers_N, turns, rank, half,
+        most_waits, epsilon=epsilon, weight_offset=weight_offset, rounds_first=rounds_first,
+    )  # fmt: skip
+
+
+def run_residual_norm(
+    kernel: Any, inputs: Tensor, residual: Tensor, weight_before_W: Tensor | None, weight_W: Tensor,
+    peers_N: Tensor | None, turns: Tensor | None, rank: int, half: int, most_waits: int,
+    most_programs: int = 2**31 - 1, **form: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One of the kernels of :func:`residual_norm`, with so many programs at most."""
     width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N) - 1
     if width > MAX_RESIDUAL_WIDTH:
         raise ValueError(f"a residual of {width} numbers; {MAX_RESIDUAL_WIDTH} fit into a program")
@@ -268,11 +282,10 @@ def residual_norm(
     num_rows = inputs.numel() // width
     if num_rows:
         weight_before = weight_W if weight_before_W is None else weight_before_W
-        residual_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
+        kernel[(min(most_programs, triton.cdiv(num_rows, options["block_rows"])),)](
             inputs, residual, weight_before, weight_W, sums, output, peers_N, turns, num_rows, rank,
-            most_waits, epsilon, width=width, weight_offset=weight_offset, rounds_first=rounds_first,
-            is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
-            block_ranks=triton.next_power_of_2(num_ranks), half=half,
+            most_waits, width=width, is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
+            block_ranks=triton.next_power_of_2(num_ranks), half=half, **form,
             **options, **norm_options(width, NUMBERS_WITH_RESIDUAL),
         )  # fmt: skip
     return sums, output

@@ -22,6 +22,21 @@ GIVEN_UP = tl.constexpr(-(2**62))
 
 
 @triton.jit
+def memory_of(peers, rank, dtype: tl.constexpr):
+    """Where a rank's numbers begin."""
+    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit
+def memories_of(peers, num_ranks: tl.constexpr, dtype: tl.constexpr):
+    """Those of all ranks."""
+    found = ()
+    for rank in tl.static_range(num_ranks):
+        found = found + (memory_of(peers, rank, dtype),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
 def met(peers, signals, turn, rank, most_waits, num_ranks: tl.constexpr, block_ranks: tl.constexpr):
     """The turn, once the programs of this number have come to it on all ranks, with what they have written
     before; or negative. ``peers``: int64 addresses of the ranks' memory, and of where a missing one is noted;
@@ -55,12 +70,8 @@ def summed_over_ranks(
     dtype: tl.constexpr = own.dtype
     turn = tl.load(turns + tl.program_id(0)) + 1
     places += (turn & 1) * half
-    mine = tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(dtype)), 16)
-    tl.store(mine + places, own, mask=is_used)
-    terms = ()
-    for peer in tl.static_range(num_ranks):
-        term = tl.multiple_of(tl.load(peers + peer).to(tl.pointer_type(dtype)), 16)
-        terms = terms + (term,)  # type: ignore[assignment]  # noqa: RUF005
+    tl.store(memory_of(peers, rank, dtype) + places, own, mask=is_used)
+    terms = memories_of(peers, num_ranks, dtype)
     signals = 2 * half * (dtype.primitive_bitwidth // 8)
     turn = met(peers, signals, turn, rank, most_waits, num_ranks, block_ranks)
     total = tl.zeros_like(own).to(tl.float32)

@@ -35,6 +35,7 @@ from specdist.kernels import (
     recurrent,
     rounding,
     sampling,
+    shared_rows,
 )
 
 CAPABILITIES = (80, 90, 100)
@@ -216,6 +217,10 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         about = f"residual and norm{of} of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
         options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
         yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
+        if num_ranks > 1:
+            constants = constants | {"half": 512 * width}
+            about, kernel = f"{about}, rows shared out", shared_rows.shared_rows_kernel
+            yield Variant(about, kernel, constants, residual, ("epsilon",), options)
     rotary = ("queries", "keys", "cos", "sin", "rotated_queries", "rotated_keys")
     for width in (64, 80, 128, 256):
         constants = {

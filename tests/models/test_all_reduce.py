@@ -9,6 +9,9 @@ def test_ranks_sum_through_peers_memory_where_it_is_right_and_faster_on_all_of_t
     run_ranks("tests.models.peer_memory", 2)
 
 
-def test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits() -> None:
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits(
+    num_ranks: int,
+) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
-    run_ranks("tests.models.joined_sums", 2)
+    run_ranks("tests.models.joined_sums", num_ranks)
