@@ -181,10 +181,10 @@ symmetric_memory.empty, symmetric_memory.rendezvous = empty, rendezvous
 topology = join(tp_size=int(os.environ["WORLD_SIZE"]))
 group = dist.new_group([*range(topology.world_size)])
 with torch.inference_mode():
-    for kind, rows in ((JOINED, (3, 1, 3, 2, 3, 3)), (SHARED_ROWS, (7, 1, 9, 2, 12))):
+    for kind, rows in ((JOINED, (3, 1, 3, 2, 3)), (SHARED_ROWS, (7, 1, 9, 2))):
         check_kernel(kind, 1100, rows, torch.float32)
-        check_kernel(kind, 1100, rows, torch.bfloat16, weight_offset=1.0, rounds_first=False)
-    check_kernel(SHARED_ROWS, WIDTH, (70, 40, 100), torch.bfloat16)
+        check_kernel(kind, 1100, rows[:3], torch.bfloat16, weight_offset=1.0, rounds_first=False)
+    check_kernel(SHARED_ROWS, WIDTH, (70, 40), torch.bfloat16)
     if topology.world_size > 2:
         leave()
     # Slow for the second rank where there are many rows; times vary.
