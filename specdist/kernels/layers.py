@@ -262,14 +262,15 @@ def residual_norm(
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
     """
     return run_residual_norm(
-        residual_norm_kernel, inputs, residual, weight_before_W, weight_W, peers_N, turns, rank, half,
-        most_waits, epsilon=epsilon, weight_offset=weight_offset, rounds_first=rounds_first,
+        residual_norm_kernel, inputs, residual, weight_before_W, weight_W, peers_N, turns, rank=rank,
+        half=half, most_waits=most_waits, epsilon=epsilon, weight_offset=weight_offset,
+        rounds_first=rounds_first,
     )  # fmt: skip
 
 
 def run_residual_norm(
     kernel: Any, inputs: Tensor, residual: Tensor, weight_before_W: Tensor | None, weight_W: Tensor,
-    peers_N: Tensor | None, turns: Tensor | None, rank: int, half: int, most_waits: int,
+    peers_N: Tensor | None, turns: Tensor | None, *, rank: int, half: int, most_waits: int,
     most_programs: int = 2**31 - 1, **form: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One of the kernels of :func:`residual_norm`, with so many programs at most."""

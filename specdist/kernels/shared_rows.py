@@ -85,9 +85,7 @@ def shared_rows_kernel(
         tl.store(output + places, numbers, mask=is_used)
 
 
-def shared_residual_norm(*tensors: Tensor | None, rank: int, half: int, most_waits: int, **form: Any) -> Any:
+def shared_residual_norm(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """What :func:`specdist.kernels.layers.residual_norm` gives of the same arguments; ``turns`` are those of
     programs, at least :data:`MAX_PROGRAMS`."""
-    return run_residual_norm(
-        shared_rows_kernel, *tensors, rank, half, most_waits, most_programs=MAX_PROGRAMS, **form
-    )
+    return run_residual_norm(shared_rows_kernel, *tensors, most_programs=MAX_PROGRAMS, **options)

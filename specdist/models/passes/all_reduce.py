@@ -168,7 +168,7 @@ def choose_sums(
     in_one_shot = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
     most = {name: MAX_BYTES if name in IN_TWO_SHOTS else in_one_shot for name in ways}
     row_bytes = 0 if width is None else width * dtype.itemsize
-    if 0 < row_bytes <= in_one_shot:
+    if width is not None and row_bytes <= in_one_shot:
         ways = {**ways, **{name: functools.partial(new, width) for name, new in JOINED_WAYS.items()}}
         most[JOINED] = min(in_one_shot // row_bytes, JoinedMemory.max_rows) * row_bytes
         most[SHARED_ROWS] = min(MAX_BYTES // row_bytes, SharedRowsMemory.max_rows) * row_bytes
@@ -177,7 +177,7 @@ def choose_sums(
     if reason := _first_reason(why_not(functools.partial(check, device, group)) or "", group):
         ways, reasons = {}, {"memory of peers": reason}
     # In one order on all ranks.
-    for name in ways if frozen is None else [way for way in ways if way in dict(map(reversed, frozen))]:
+    for name in ways if frozen is None else [way for way in ways if way in {own for _, own in frozen}]:
         memory, reason = _checked(most[name] // dtype.itemsize, dtype, device, group, ways[name])
         memories |= {} if memory is None else {name: memory}
         reasons |= {name: reason} if memory is None else {}
@@ -190,7 +190,7 @@ def choose_sums(
         alone |= {name: memory.sum for name, memory in memories.items() if name not in JOINED_WAYS}
         choice = _fastest(slowest(alone, sizes))
         joined = {name: memory for name, memory in memories.items() if name in JOINED_WAYS}
-        if joined:
+        if joined and width is not None:
             followed = _followed(Sums(group, memories, choice), joined, width)
             choice += _up_to(slowest(followed, [size for size in sizes if size >= row_bytes]))
     choice = [(size, way if way in memories else BACKEND) for size, way in choice]
@@ -219,7 +219,7 @@ def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 
 
-def _followed(sums: Sums, joined: Mapping[str, Any], width: int | None) -> dict[str, Way]:
+def _followed(sums: Sums, joined: Mapping[str, Any], width: int) -> dict[str, Way]:
     """The ways of sums with a residual and a norm after them."""
 
     def add(memory: Any, numbers_N: Tensor) -> object:

@@ -38,7 +38,7 @@ def check_links(device: torch.device, group: dist.ProcessGroup) -> None:
     of_ranks: list[Any] = [device.index] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, device.index, group=group)
     from torch._C._autograd import DeviceType
-    from torch._C._distributed_c10d import _detect_dma_connectivity
+    from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]
 
     num_links = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix[device.index]
     for rank, index in enumerate(of_ranks):
