@@ -9,6 +9,7 @@ as a job does before it chooses: sums alone, and those with a residual and a nor
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from dataclasses import asdict, dataclass
@@ -44,6 +45,7 @@ def main() -> int:
     """Returns the exit code."""
     rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     index = int(os.environ["LOCAL_RANK"])
+    logging.basicConfig(level=logging.WARNING if rank else logging.INFO, format="%(message)s")
     torch.cuda.set_device(index)
     dist.init_process_group("cpu:gloo,cuda:nccl")
     bench, alone, followed = Bench(is_fake=False, index=index), list[Sum](), list[Sum]()

@@ -33,7 +33,7 @@ def check_links(device: torch.device, group: dist.ProcessGroup) -> None:
     """Kernels that sum wait for signals by atomic operations in peers' memory, which only NVLink promises:
     over other links they may wait for ever. A collective of the group.
 
-    Raises ValueError without NVLink to the GPU of another rank, and other errors where torch does not tell.
+    Raises ValueError without NVLink to another GPU of every rank, and other errors where torch does not tell.
     """
     of_ranks: list[Any] = [device.index] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, device.index, group=group)
@@ -42,7 +42,7 @@ def check_links(device: torch.device, group: dist.ProcessGroup) -> None:
 
     num_links = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix[device.index]
     for rank, index in enumerate(of_ranks):
-        if index != device.index and not num_links[index]:
+        if rank != dist.get_rank(group) and not num_links[index]:
             raise ValueError(f"no NVLink to the GPU of rank {rank}")
 
 
