@@ -276,6 +276,7 @@ class Engine:
         for block, reason in zip(blocks, ends, strict=True):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
+                self._target.check()
                 # Nothing was drafted after it.
                 mark_without_token(sequence, self._masker)
                 self._finish(this, sequence, "error")

@@ -10,6 +10,8 @@ W width of a row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -180,12 +182,25 @@ def residual_norm(
         epsilon, weight_offset, rounds_first: of both norms, as of :func:`rms_norm`.
         peers_N: int64, addresses of the ranks' memory, over whose inputs is summed first, a collective: see
             :mod:`specdist.kernels.peer_sums`. ``turns``: int64 of this rank, one for each row; ``half``: of
-            the memory, in numbers, a multiple of 16; ``most_waits``: for the peers, 0 without end.
+            the memory, in numbers, a multiple of 16; ``most_waits``: looks for the peers' signals.
 
     Raises:
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
     """
-    width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N)
+    return run_residual_norm(
+        residual_norm_kernel, inputs, residual, weight_before_W, weight_W, peers_N, turns, rank=rank,
+        half=half, most_waits=most_waits, epsilon=epsilon, weight_offset=weight_offset,
+        rounds_first=rounds_first,
+    )  # fmt: skip
+
+
+def run_residual_norm(
+    kernel: Any, inputs: Tensor, residual: Tensor, weight_before_W: Tensor | None, weight_W: Tensor,
+    peers_N: Tensor | None, turns: Tensor | None, *, rank: int, half: int, most_waits: int,
+    most_programs: int = 2**31 - 1, **form: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One of the kernels of :func:`residual_norm`, with so many programs at most."""
+    width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N) - 1
     if width > MAX_RESIDUAL_WIDTH:
         raise ValueError(f"a residual of {width} numbers; {MAX_RESIDUAL_WIDTH} fit into a program")
     inputs, residual = inputs.contiguous(), residual.contiguous()
@@ -194,11 +209,10 @@ def residual_norm(
     num_rows = inputs.numel() // width
     if num_rows:
         weight_before = weight_W if weight_before_W is None else weight_before_W
-        residual_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
+        kernel[(min(most_programs, triton.cdiv(num_rows, options["block_rows"])),)](
             inputs, residual, weight_before, weight_W, sums, output, peers_N, turns, num_rows, rank,
-            most_waits, epsilon, width=width, weight_offset=weight_offset, rounds_first=rounds_first,
-            is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
-            block_ranks=triton.next_power_of_2(num_ranks), half=half,
+            most_waits, width=width, is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
+            block_ranks=triton.next_power_of_2(num_ranks), half=half, **form,
             **options, **norm_options(width, NUMBERS_WITH_RESIDUAL),
         )  # fmt: skip
     return sums, output

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdist.engine.request import Completion
 from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
+from specdist.engine.target.local_target import LocalTarget
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
@@ -142,7 +143,12 @@ def test_a_draft_of_nans_leaves_the_target_to_decode_alone(monkeypatch: pytest.M
 
 
 def test_a_target_of_nans_ends_the_job_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with fewer rows per batch than it takes to be sure; with fewer rows in all, they are errors."""
+    """Also with fewer rows per batch than it takes to be sure; with fewer rows in all, they are errors, if it
+    was no other rank's fault."""
+
+    def blame(_: object) -> None:
+        raise RuntimeError("rank 2 never signalled")
+
     for max_num_seqs in (2, 16):
         replica = Harness(*llama_pair(), max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
         poison(monkeypatch, replica.runners[TARGET], float("nan"), lambda *_: True)
@@ -150,3 +156,6 @@ def test_a_target_of_nans_ends_the_job_before_anything_is_written(monkeypatch: p
         assert [c.finish_reason for c in few] == ["error"] * (NUM_SUSPECT_ROWS - 1)
         with pytest.raises(UserError, match=r"all of the first \d+ rows.*--dtype float32"):
             replica.generate(requests_for(prompts_of_lengths(*range(3, 23))))
+    monkeypatch.setattr(LocalTarget, "check", blame)
+    with pytest.raises(RuntimeError, match="rank 2 never signalled"):
+        replica.generate(requests_for(prompts_of_lengths(3)))

@@ -172,9 +172,13 @@ def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]
              tells="whether states are read and written rightly in recorded passes; seconds of a run",
              command=command("first_drafters", "drafters")),
         Step(name="all-reduce", num_gpus=2, limit_s=300,
-             title="sums over 2, 4, ... GPUs by their size, in graphs",
-             tells="whether the peers' memory and NCCL sum rightly in graphs, how fast, and whether it ends",
+             title="sums over 2, 4, ... GPUs by their size, in graphs, with norms after them and without",
+             tells="which ways sum rightly in graphs, how fast each is to 8 MiB, and whether it ends",
              command=[*launcher(ranks), "tests/gpu/first_sums.py", f"{output}/all-reduce"]),
+        Step(name="no-multicast", num_gpus=2, limit_s=300, title="the same without the switch's own sums",
+             tells="what a node is like whose driver has no multicast",
+             command=["env", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1", *launcher(ranks),
+                      "tests/gpu/first_sums.py", f"{output}/no-multicast"]),
         Step(name="calibration", needs=("costs",), num_gpus=0, limit_s=60, runs_on_cpu=True,
              title="what the steps before have measured, as calibration.json for jobs/plan.py --calibration",
              tells="whether it is complete, and nothing in it impossible",
@@ -236,7 +240,10 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
     main = ["--tp_size", "2", *jobs.draft, *EXACT]
     rounded = ["--tp_size", "2", *jobs.draft, *ROUNDED]
     alone = ["--tp_size", "2", *EXACT]
-    without = jobs.job("sharded-nccl", *alone, ranks=2, script="tests/gpu/without_peers.py")
+    without, failing = (
+        jobs.job(name, *alone, ranks=2, script="tests/gpu/without_peers.py")
+        for name in ("sharded-nccl", "trial")
+    )
     return [
         Step(name="sharded-nccl", needs=("pair", "cpu"), num_gpus=2,
              title="the target on two GPUs without a draft, all sums by NCCL",
@@ -246,6 +253,10 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
              title="the same, short sums through the peers' memory",
              tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
              command=jobs.equal("sharded", *jobs.job("sharded", *alone, ranks=2))),
+        Step(name="trial", needs=("pair", "cpu"), num_gpus=2,
+             title="the same while a trial of layers fails on one rank",
+             tells="whether all ranks then sum in the same way, or wait for ever",
+             command=jobs.equal("trial", "env", "FAILS_ON=1", *failing)),
         Step(name="main", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
              title="the target on two GPUs and the draft on a third: the main job",
              tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",

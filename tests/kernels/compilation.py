@@ -35,6 +35,7 @@ from specdist.kernels import (
     rotary,
     rounding,
     sampling,
+    shared_rows,
 )
 
 CAPABILITIES = (80, 90, 100)
@@ -216,6 +217,10 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         about = f"residual and norm{of} of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
         options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
         yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
+        if num_ranks > 1:
+            constants = constants | {"half": 512 * width}
+            about, kernel = f"{about}, rows shared out", shared_rows.shared_rows_kernel
+            yield Variant(about, kernel, constants, residual, ("epsilon",), options)
     for is_tanh in (False, True):
         constants = {"width": 14336, "is_tanh": is_tanh, "block": layers.BLOCK}
         about = f"gated {'GELU' if is_tanh else 'SiLU'} ({dtype})"

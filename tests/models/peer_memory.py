@@ -7,9 +7,12 @@ and so must times that differ between them.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes import all_reduce
 from specdist.models.passes.all_reduce import BACKEND, Choice, choose_sums
-from specdist.models.passes.peer_memory import MULTIMEM, ONE_SHOT
+from specdist.models.passes.peer_memory import MULTIMEM, ONE_SHOT, check_links
 from tests.ranks import join, leave
 
 CPU = torch.device("cpu")
@@ -98,6 +101,7 @@ def sums_of(
     group: dist.ProcessGroup,
     measure: Callable[[Any], float] | None = None,
     frozen: Choice | None = None,
+    check: Callable[..., object] = lambda *_: None,
 ) -> tuple[nn.Module, Choice, str]:
     """The layers, the choice of sums, and the one line of the log."""
     torch.manual_seed(0)
@@ -116,6 +120,7 @@ def sums_of(
         group=group,
         frozen=frozen,
         ways={ONE_SHOT: StandIn},
+        check=check,
         measure=measure or measured((2, 2, 2), (1, 1, 1)),
     )
     all_reduce.logger.removeHandler(handler)
@@ -134,8 +139,36 @@ def check_sums(model: nn.Module, expected: dict[int, int], about: object) -> Non
             assert torch.equal(found, LinearAllreduce.forward(layer, inputs)), (about, num_rows)
 
 
+def check_measuring() -> None:
+    """What cannot be recorded on one rank is replayed on none: there each waits for the other."""
+    torch.cuda.CUDAGraph = lambda: SimpleNamespace(replay=lambda: dist.barrier(group))
+    torch.cuda.graph, torch.cuda.synchronize = lambda *_, **__: nullcontext(), lambda _: None
+
+    def add() -> None:
+        if topology.rank == failing:
+            raise RuntimeError("no memory for it")
+
+    for failing in (1, None):
+        assert (all_reduce._recorded_s(CPU, group, add) == math.inf) == (failing == 1)
+
+
+def check_without_links() -> None:
+    """The second GPU has links to none, or torch does not know of links: no way is begun."""
+
+    def ask(*_: object) -> None:
+        check_links(torch.device("cuda", topology.rank), group)
+
+    for matrix, reason in (([[0, 18], [0, 0]], "no NVLink to the GPU of rank 0"), ([[0, 18]], "IndexError")):
+        torch._C._distributed_c10d._detect_dma_connectivity = lambda *_: SimpleNamespace(matrix=matrix)  # noqa: B023
+        begun, (_, choice, line) = StandIn.num_meetings, sums_of("", group, never, check=ask)
+        assert (choice, StandIn.num_meetings) == ([], begun)
+        assert f"all-reduce; not used: memory of peers: rank 1: {reason}" in line, line
+
+
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
+check_measuring()
+check_without_links()
 with torch.inference_mode():
     for fault, reason in (
         ("", ""),

@@ -131,6 +131,10 @@ class Target(Protocol):
         """Update the page table, then run the batch."""
         ...
 
+    def check(self) -> None:
+        """Raises RuntimeError if a pass that has ended is wrong on all ranks, and no row's fault."""
+        ...
+
     def close(self) -> None:
         """No pass will follow."""
         ...

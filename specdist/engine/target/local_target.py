@@ -158,5 +158,7 @@ class LocalTarget:
         )
         return dataclasses.replace(found, scores=scores)
 
-    def close(self) -> None:
-        """Nothing to do: no other rank waits."""
+    def check(self) -> None:
+        """Nothing to do, nor to close: there is no other rank."""
+
+    close = check

@@ -339,6 +339,9 @@ class ShardedTarget:
         assert verify_output is not None
         return verify_output
 
+    def check(self) -> None:
+        self._runner.check()
+
     def close(self) -> None:
         self._passes.send([])
 

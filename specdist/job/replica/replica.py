@@ -29,7 +29,7 @@ from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
-from specdist.models.passes.all_reduce import SUMS, Choice
+from specdist.models.passes.all_reduce import SUMMING, Choice
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.start_check.loading_check import LoadingCheck
@@ -334,7 +334,8 @@ class Replica:
     @property
     def sums(self) -> Choice | None:
         """How a target on several GPUs sums over them."""
-        return None if self._loaded.target is None else getattr(self._loaded.target.model, SUMS, None)
+        sums = None if self._loaded.target is None else getattr(self._loaded.target.model, SUMMING, None)
+        return None if sums is None else sums.choice
 
     def serve(self) -> None:
         """The loop of all ranks except rank 0."""

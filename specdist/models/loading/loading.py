@@ -29,7 +29,7 @@ from specdist.models.loading.packed_experts import (
 )
 from specdist.models.loading.places import StoredPlaces
 from specdist.models.loading.weight_names import WeightNames, ties_embeddings
-from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
+from specdist.models.passes.all_reduce import Choice, choose_sums
 from specdist.models.passes.fused_modules import join_quantized, to_empty
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products, dequantize_absorbed
@@ -249,7 +249,7 @@ def load_sharded(
     on_tensor: Callable[[], None] = lambda: None,
 ) -> PreTrainedModel:
     """This rank's shard, with a part of every expert, or with whole ones (``is_expert_parallel``); ``sums``:
-    an earlier choice (:mod:`specdist.models.passes.all_reduce`), else its ``SUMS`` has a new one. DeepSpeed
+    an earlier choice (:mod:`specdist.models.passes.all_reduce`), else there is a new one. DeepSpeed
     shards the model on the meta device; then each weight is read from its file, which is memory-mapped, and
     cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file. ``on_tensor`` is called
     after every tensor.
@@ -286,8 +286,7 @@ def load_sharded(
     if device.type == "cuda":
         use_sorted_experts(shard)
         width = shard.config.get_text_config().hidden_size
-        found = choose_sums(shard, dtype=dtype, device=device, group=group, width=width, frozen=sums)
-        setattr(shard, SUMS, found)
+        choose_sums(shard, dtype=dtype, device=device, group=group, width=width, frozen=sums)
     return shard.eval()
 
 

@@ -4,9 +4,10 @@ A layer that DeepSpeed cuts along its input ends in a sum over the ranks, twice 
 While tokens are generated the messages are short, and NCCL's overhead is most of their time. With torch's
 *symmetric memory* one kernel reads the parts of all peers and adds them in the same order on every rank
 (one-shot), so that all have the same bits; or the links' switch adds them (multimem, NVLink SHARP). Long
-messages stay with NCCL, which sends each part fewer times. Where a residual and a norm follow, one kernel of
-the project may do all three (joined). Every way is checked, and those that are right are measured by size at
-the start, unless a run that goes on has its choice already.
+messages are sent fewer times if each rank sums a part and sends it to all (two-shot), as NCCL does, too.
+Where a residual and a norm follow, one kernel of the project may do all three (joined), in one or two shots.
+Every way is checked, and those that are right are measured by size at the start, unless a run that goes on
+has its choice already. Without NVLink between all GPUs no way but NCCL is tried.
 
 All ranks of the group decide alike: the kernel of one waits for those of the others, and would wait forever.
 """
@@ -27,27 +28,36 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes.peer_memory import (
-    MAX_ROWS,
+    JOINED,
+    JOINED_WAYS,
+    MULTIMEM_TWO_SHOT,
     NORM,
+    SHARED_ROWS,
+    TWO_SHOT,
     WAYS,
     JoinedMemory,
     NewPeerMemory,
+    SharedRowsMemory,
     SymmetricMemory,
+    check_links,
 )
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import check_difference, said_of, tolerance_of, why_not
 
-# Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
+# Longer messages: NCCL.
+MAX_BYTES = 8 * 2**20
+# In one shot every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
-# Sizes that are measured, of 1 to 64 tokens of 8,192 numbers; a message goes the way of the next larger one.
-MEASURED_BYTES = tuple(2**14 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32, 64))
+IN_TWO_SHOTS = (TWO_SHOT, MULTIMEM_TWO_SHOT)
+# Sizes that are measured, of 1 to 512 tokens of 8,192 numbers; a message goes the way of the next larger one.
+MEASURED_BYTES = tuple(2**power for power in range(14, 24))
+# A joined sum that takes so much longer is not slower: times vary.
+NOT_SLOWER = 1.05
 NUM_SUMS, NUM_REPLAYS = 20, 3
-# The choice, as an attribute of a sharded model and in a manifest.
+# The choice, in a manifest.
 SUMS = "sums_over_ranks"
 BACKEND = "all-reduce"
-# The way of sums with a residual and a norm after them; of others the choice has a way beside it.
-JOINED = "joined with norms"
-# The attribute of a model for what sums.
+# The attribute of a sharded model for what sums.
 SUMMING = "summing_over_ranks"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
@@ -62,6 +72,8 @@ logger = logging.getLogger(__name__)
 Measure = Callable[[Callable[[], object]], float]
 # Messages up to so many bytes, and their way.
 Choice = Sequence[tuple[int, str]]
+# By size, the seconds of each way that is for it, on the rank where they are most.
+Times = Mapping[int, Mapping[str, float]]
 # Sums numbers [N] over the ranks.
 Way = Callable[[Tensor], object]
 
@@ -73,9 +85,7 @@ class Sums:
         self, group: dist.ProcessGroup, memories: Mapping[str, SymmetricMemory], choice: Choice
     ) -> None:
         self._group, self._memories = group, memories
-        self._choice = [pair for pair in choice if pair[1] != JOINED]
-        self.joined: Any = memories.get(JOINED)
-        self.joined_bytes = max((most for most, way in choice if way == JOINED), default=0)
+        self.choice = [*choice]
         # The sums of what runs now: how many, the last, and whether it is left to what follows.
         self._num_made, self._is_left = 0, False
         self._last: Tensor | None = None
@@ -86,9 +96,35 @@ class Sums:
         self._last = output if self._is_left else self._added(output)
         return self._last
 
+    def agree(self, num_fused: int, forms: str, reasons: Mapping[str, str]) -> None:
+        """Join no sums if the ranks have not fused the same parts of layers in the same form. A collective;
+        ``reasons``: why others are not fused."""
+        own = (num_fused, forms, said_of(reasons))
+        of_ranks = [own] * dist.get_world_size(self._group)
+        dist.all_gather_object(of_ranks, own, group=self._group)
+        if len({forms for _, forms, _ in of_ranks}) > 1:
+            fewest = min(of_ranks)
+            logger.warning(
+                "sums over ranks: none joined with norms, since rank %d has other fused layers than others%s",
+                of_ranks.index(fewest), fewest[-1],
+            )  # fmt: skip
+            self.choice = [pair for pair in self.choice if pair[1] not in JOINED_WAYS]
+
+    def check(self) -> None:
+        """Raises RuntimeError if a pass that has ended has waited for a rank in vain."""
+        for memory in self._memories.values():
+            memory.check()
+
+    def joining(self, num_bytes: int) -> Any:
+        """What sums so many together with the residual and the norm after them; None if nothing does."""
+        return self._memories.get(self._way(num_bytes, is_joined=True))
+
+    def _way(self, num_bytes: int, *, is_joined: bool = False) -> str:
+        ways = (way for most, way in self.choice if num_bytes <= most and (way in JOINED_WAYS) == is_joined)
+        return next(ways, BACKEND)
+
     def _added(self, output: Tensor) -> Tensor:
-        size = output.nbytes
-        way = next((way for most, way in self._choice if size <= most), BACKEND)
+        size, way = output.nbytes, self._way(output.nbytes)
         if way != BACKEND and size % ALIGNMENT == 0:
             return self._memories[way].sum(output.view(-1)).view(output.shape)
         dist.all_reduce(output, group=self._group)
@@ -116,6 +152,7 @@ def choose_sums(
     width: int | None = None,
     frozen: Choice | None = None,
     ways: Mapping[str, NewPeerMemory] = WAYS,
+    check: Callable[[torch.device, dist.ProcessGroup], object] = check_links,
     measure: Measure | None = None,
 ) -> Choice:
     """Let the model's sums over the group go the fastest way, of those that are right on every rank. A
@@ -124,35 +161,38 @@ def choose_sums(
     Args:
         width: of rows whose sums have a residual and a norm after them; None for none.
         frozen: an earlier choice, which stands as far as its ways are right here.
+        check: raises an error where no way of ``ways`` may be tried.
     """
     from deepspeed.module_inject.layers import LinearAllreduce
 
-    max_bytes = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
-    most = dict.fromkeys(ways, max_bytes // dtype.itemsize)
-    if width is not None and width <= max_bytes // dtype.itemsize:
-        ways = {**ways, JOINED: functools.partial(JoinedMemory, width)}
-        most[JOINED] = min(max_bytes // dtype.itemsize // width, MAX_ROWS) * width
+    in_one_shot = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
+    most = {name: MAX_BYTES if name in IN_TWO_SHOTS else in_one_shot for name in ways}
+    row_bytes = 0 if width is None else width * dtype.itemsize
+    if width is not None and row_bytes <= in_one_shot:
+        ways = {**ways, **{name: functools.partial(new, width) for name, new in JOINED_WAYS.items()}}
+        most[JOINED] = min(in_one_shot // row_bytes, JoinedMemory.max_rows) * row_bytes
+        most[SHARED_ROWS] = min(MAX_BYTES // row_bytes, SharedRowsMemory.max_rows) * row_bytes
     memories: dict[str, SymmetricMemory] = {}
     reasons: dict[str, str] = {}
-    for name in ways if frozen is None else {way for _, way in frozen} & set(ways):
-        memory, reason = _checked(most[name], dtype, device, group, ways[name])
+    if reason := _first_reason(why_not(functools.partial(check, device, group)) or "", group):
+        ways, reasons = {}, {"memory of peers": reason}
+    # In one order on all ranks.
+    for name in ways if frozen is None else [way for way in ways if way in {own for _, own in frozen}]:
+        memory, reason = _checked(most[name] // dtype.itemsize, dtype, device, group, ways[name])
         memories |= {} if memory is None else {name: memory}
         reasons |= {name: reason} if memory is None else {}
     choice = frozen
     if choice is None:
-        measure = measure or functools.partial(_recorded_s, device)
-        sizes = [size for size in MEASURED_BYTES if size <= max_bytes] if memories else []
+        measure = measure or functools.partial(_recorded_s, device, group)
+        slowest = functools.partial(_slowest, most, dtype, device, group, measure)
+        sizes = MEASURED_BYTES if memories else ()
         alone: dict[str, Way] = {BACKEND: functools.partial(dist.all_reduce, group=group)}
-        alone |= {name: memory.sum for name, memory in memories.items() if name != JOINED}
-        choice = found = _fastest(alone, sizes, dtype, device, group, measure)
-        if width is not None and JOINED in memories:
-            rows = range(width * dtype.itemsize, most[JOINED] * dtype.itemsize + 1)
-            followed = _followed(Sums(group, memories, found), width)
-            joined = _fastest(
-                followed, [size for size in sizes if size in rows], dtype, device, group, measure
-            )
-            # Up to where it is not faster any more.
-            choice = [*found, *(pair for pair in joined[:1] if pair[1] == JOINED)]
+        alone |= {name: memory.sum for name, memory in memories.items() if name not in JOINED_WAYS}
+        choice = _fastest(slowest(alone, sizes))
+        joined = {name: memory for name, memory in memories.items() if name in JOINED_WAYS}
+        if joined and width is not None:
+            followed = _followed(Sums(group, memories, choice), joined, width)
+            choice += _up_to(slowest(followed, [size for size in sizes if size >= row_bytes]))
     choice = [(size, way if way in memories else BACKEND) for size, way in choice]
     sums = Sums(group, memories, choice)
     setattr(model, SUMMING, sums)
@@ -179,62 +219,79 @@ def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 
 
-def _followed(sums: Sums, width: int) -> dict[str, Way]:
-    """The two ways of sums with a residual and a norm after them."""
+def _followed(sums: Sums, joined: Mapping[str, Any], width: int) -> dict[str, Way]:
+    """The ways of sums with a residual and a norm after them."""
 
-    def add(numbers_N: Tensor, *, is_joined: bool) -> object:
+    def add(memory: Any, numbers_N: Tensor) -> object:
         from specdist.kernels import layers
 
         rows_MW = numbers_N[: len(numbers_N) // width * width].view(-1, width)
-        of_all, run = (rows_MW, sums.joined) if is_joined else (sums.add(rows_MW), layers)
+        of_all, run = (sums.add(rows_MW), layers) if memory is None else (rows_MW, memory)
         return run.residual_norm(of_all, rows_MW, None, rows_MW[0], **NORM)
 
-    return {name: functools.partial(add, is_joined=name == JOINED) for name in (BACKEND, JOINED)}
+    return {name: functools.partial(add, joined.get(name)) for name in (*joined, BACKEND)}
 
 
 @torch.inference_mode()
-def _fastest(
-    ways: Mapping[str, Way],
-    sizes: Sequence[int],
+def _slowest(
+    most: Mapping[str, int],
     dtype: torch.dtype,
     device: torch.device,
     group: dist.ProcessGroup,
     measure: Measure,
-) -> list[tuple[int, str]]:
-    """The way of each size that takes the slowest rank the shortest; neighbours of one way are one."""
-    own: list[tuple[float, ...]] = []
+    ways: Mapping[str, Way],
+    sizes: Sequence[int],
+) -> Times:
+    own: dict[int, dict[str, float]] = {}
     for size in sizes:
         numbers_N = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
-        own.append(tuple(_seconds(measure, functools.partial(way, numbers_N)) for way in ways.values()))
+        fitting = {name: way for name, way in ways.items() if size <= most.get(name, size)}
+        if len(fitting) > 1:
+            own[size] = {name: measure(functools.partial(way, numbers_N)) for name, way in fitting.items()}
     of_ranks: list[Any] = [own] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group=group)
-    names, found = list(ways), list[tuple[int, str]]()
-    for size, *times in zip(sizes, *of_ranks, strict=True):
-        slowest = [max(of_way) for of_way in zip(*times, strict=True)]
-        way = names[slowest.index(min(slowest))]
+    return {size: {name: max(times[size][name] for times in of_ranks) for name in own[size]} for size in own}
+
+
+def _fastest(times: Times) -> list[tuple[int, str]]:
+    """The way of each size that takes the shortest; neighbours of one way are one."""
+    found = list[tuple[int, str]]()
+    for size, seconds in times.items():
+        way = min(seconds, key=seconds.__getitem__)
         if found and found[-1][1] == way:
             found.pop()
         found.append((size, way))
     return found
 
 
-def _seconds(measure: Measure, way: Callable[[], object]) -> float:
-    """Infinitely many of a way that cannot be recorded."""
-    try:
-        return measure(way)
-    except Exception:  # all ranks go on to the next way
-        logger.debug("a sum over the ranks is not measured", exc_info=True)
-        return math.inf
+def _up_to(times: Times) -> list[tuple[int, str]]:
+    """The largest size at which each joined way is not slower than those for longer messages, and than the
+    sum apart: times vary, and the shortest most."""
+    found = list[tuple[int, str]]()
+    ways = [*JOINED_WAYS, BACKEND]
+    for index, name in enumerate(JOINED_WAYS):
+        for size, seconds in times.items():
+            least = min(seconds.get(longer, math.inf) for longer in ways[index + 1 :])
+            if seconds.get(name, math.inf) <= NOT_SLOWER * least < math.inf:
+                found = [*(pair for pair in found if pair[1] != name), (size, name)]
+    return found
 
 
-def _recorded_s(device: torch.device, add: Callable[[], object]) -> float:
-    """Seconds in a graph, as in a recorded pass; the best of a few replays. As many calls on every rank."""
-    add()  # connects the ranks
-    torch.cuda.synchronize(device)
+def _recorded_s(device: torch.device, group: dist.ProcessGroup, add: Callable[[], object]) -> float:
+    """Seconds in a graph, as in a recorded pass; the best of a few replays. As many calls on every rank:
+    infinitely many on all if one cannot record it, for whose replay the others' would wait."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(NUM_SUMS):
-            add()
+
+    def record() -> None:
+        add()  # connects the ranks
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(NUM_SUMS):
+                add()
+
+    if reason := _first_reason(why_not(record) or "", group):
+        logger.debug("a sum over the ranks is not measured: %s", reason)
+        return math.inf
     seconds = []
     for _ in range(1 + NUM_REPLAYS):
         begin = time.perf_counter()

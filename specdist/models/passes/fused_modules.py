@@ -161,9 +161,9 @@ class FusedDecoderLayer(Fused):
         if sums is None:
             output = run()
         else:
-            is_left = self.gives_sums[part] and residual.nbytes <= sums.joined_bytes
-            output, self.gives_sums[part] = sums.watched(run, is_left=is_left)
-            add = sums.joined.residual_norm if is_left else add
+            joining = sums.joining(residual.nbytes) if self.gives_sums[part] else None
+            output, self.gives_sums[part] = sums.watched(run, is_left=joining is not None)
+            add = add if joining is None else joining.residual_norm
         return add(output, residual, *weights, epsilon=self.epsilon, **self.form._asdict())
 
 

@@ -3,7 +3,7 @@
 A replacement is found by what a module is made of, and then tried: on random numbers, in float32 and in the
 model's dtype, it must give what the module's own code gives on that device. A module for which it does not
 keeps its own code. The matrix products between stay the modules' own, sharded or not, but those of the same
-input are joined, without a trial. No trial communicates.
+input are joined, without a trial. No trial communicates: ranks of a sharded model compare at the end.
 
 T flat tokens, H heads, D head width, W width of a row.
 """
@@ -56,10 +56,20 @@ class FusedLayers:
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         self.is_active = False
         self.num_fused: Counter[str] = Counter()
+        forms, sums = Forms(device, dtype), vars(model).get(SUMMING)
         if reason := why_not(layer_kernels):
             logger.warning("layers on %s: plain operations, which are slower: %s", device, reason)
-            return
-        forms, found = Forms(device, dtype), dict[Any, Fused]()
+            forms.reasons["kernels"] = reason
+        found = {} if reason else self._fuse(model, forms, sums)
+        if not reason:
+            logger.info("%s", self._report(forms, device, dtype))
+        if sums is not None:
+            layers = [each for each in found.values() if isinstance(each, fused_modules.FusedDecoderLayer)]
+            of_layers = [(layer.epsilon, layer.form, layer.after is not None) for layer in layers]
+            sums.agree(self.num_fused.total(), f"{self.num_fused} {of_layers}", forms.reasons)
+
+    def _fuse(self, model: nn.Module, forms: Forms, sums: Sums | None) -> dict[Any, Fused]:
+        found: dict[Any, Fused] = {}
         for module in model.modules():
             found |= forms.projections(self, module)
             fused = forms.fused(self, module)
@@ -72,8 +82,8 @@ class FusedLayers:
                 if isinstance(stack, nn.ModuleList):
                     norms = [getattr(layer, NORMS[0], None) for layer in [*stack][1:]]
                     for layer, norm in zip(stack, [*norms, getattr(owner, "norm", None)], strict=True):
-                        _norm_after(found.get(layer), found.get(norm), vars(model).get(SUMMING))
-        logger.info("%s", self._report(forms, device, dtype))
+                        _norm_after(found.get(layer), found.get(norm), sums)
+        return found
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.draft_models.declaration import ReadStates
 from specdist.models.families.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.passes.acceleration import Acceleration, AttentionKernels
+from specdist.models.passes.all_reduce import SUMMING
 from specdist.models.passes.compiled_check import choose_pass
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, StateReader
@@ -178,12 +179,19 @@ class ModelRunner:
         if self.cache.states is not None:
             self.cache.states.assume(slots, lengths)
 
+    def check(self) -> None:
+        """Raises RuntimeError if a pass that has ended has waited for another rank in vain."""
+        sums = vars(self.model).get(SUMMING)
+        if sums is not None:
+            sums.check()
+
     def num_run(self, batch: FlatBatch) -> int:
         """Tokens of the pass that the last :meth:`forward` of this batch has made; 0 if it needed none."""
         return len(batch)
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
+        self.check()
         if self.reader is not None:
             self.reader.last = None
         asked_N, pages_SP = np.asarray(logits_index, np.int64), self.pages.pages

@@ -141,6 +141,9 @@ class ObservedTarget:
         self.pass_numbers.append(len(self._device.passes))
         return self._target.forward(updates, verify_input)
 
+    def check(self) -> None:
+        self._target.check()
+
     def close(self) -> None:
         self._target.close()
 
