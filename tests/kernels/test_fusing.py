@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest

@@ -148,7 +148,6 @@ def test_rotary_embeddings_are_those_of_transformers(
         for found, plainly in zip(rotary(mine, keys, cos, sin), plain, strict=True):
             assert found.is_contiguous()
             assert torch.equal(found, plainly[0].transpose(0, 1))
-            check(found, exactly[0].transpose(0, 1), plainly[0].transpose(0, 1), size=10.0)
     # From the smallest numbers to the largest, and zeros.
     values = random(5, 2 * num_kv_heads, width, dtype=FLOAT32, device=device, seed=7)[:, num_kv_heads:]
     values = (values * torch.exp(4 * values)).clamp(-6e4, 6e4).to(dtype)
