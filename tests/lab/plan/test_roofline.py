@@ -6,7 +6,6 @@ import dataclasses
 import json
 
 import pytest
-from transformers import LlamaConfig
 
 from specdist.lab.plan.hardware import (
     CACHE_RATE,
@@ -26,8 +25,9 @@ from specdist.lab.plan.roofline import (
     Placement,
 )
 from specdist.models.quantized.quantized import requested_format
-from specdist.models.sizes.sizes import ModelSize, model_size
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.errors import UserError
+from tests.job.memory_plans import llama_1b, llama_70b
 from tests.ranks import REPOSITORY
 
 HALF_BYTES = 2
@@ -35,39 +35,15 @@ TP_SIZE = 4
 LONG = 16_384
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def target() -> ModelSize:
     """Llama 3.3 70B."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=8192,
-        intermediate_size=28_672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-    )
-    return model_size("70b", config, HALF_BYTES)
+    return llama_70b()
 
 
-@pytest.fixture(scope="module")
-def draft() -> ModelSize:
-    """Llama 3.2 1B."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    return model_size("1b", config, HALF_BYTES)
-
-
-def test_published_sizes(target: ModelSize, draft: ModelSize) -> None:
+def test_published_sizes(target: ModelSize) -> None:
     assert target.num_parameters == 70_553_706_496
-    assert draft.num_parameters == 1_235_814_400
+    assert llama_1b().num_parameters == 1_235_814_400
 
 
 def test_a_pass_reads_until_it_computes(target: ModelSize) -> None:
@@ -103,7 +79,7 @@ def test_a_sum_over_ranks_takes_its_latency_and_its_bytes() -> None:
     assert GPUS["l40s"].all_reduce_s(1e5, 4, reads_peers=True) == GPUS["l40s"].all_reduce_s(1e5, 4)
 
 
-def test_kernels_launches_and_waits_are_paid_for_by_their_number(draft: ModelSize) -> None:
+def test_kernels_launches_and_waits_are_paid_for_by_their_number() -> None:
     counts = PassCounts(
         kernels_per_layer=10,
         kernels_outside_of_layers=5,
@@ -113,7 +89,7 @@ def test_kernels_launches_and_waits_are_paid_for_by_their_number(draft: ModelSiz
         synchronisations=4,
         tensors_per_layer=6,
     )
-    gpu = GPUS["h100-sxm"]
+    gpu, draft = GPUS["h100-sxm"], llama_1b()
     plain, counted = (
         Placement(model=draft, gpu=gpu, context_tokens=0, counts=counts) for counts in (NO_COUNTS, counts)
     )
