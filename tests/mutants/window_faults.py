@@ -42,7 +42,7 @@ WINDOW_FAULTS = (
         "            self._on_change(slot, column, NULL_PAGE)\n",
         "",
         (READ,)),
-    Mutant("windowed-layers-read-pages-of-the-others", "GroupedAttention.attend",
+    Mutant("windowed-layers-read-pages-of-the-others", "GroupedAttention._of",
         "if layer in self._windowed",
         "if layer not in self._windowed",
         (READ,)),
