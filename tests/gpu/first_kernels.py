@@ -11,8 +11,8 @@ T tokens, N distributions, V vocabulary.
 
 from __future__ import annotations
 
-import itertools
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
