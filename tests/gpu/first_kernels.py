@@ -12,6 +12,7 @@ T tokens, N distributions, V vocabulary.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -215,10 +216,9 @@ def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
     keys, values = (bench.random(num_tokens, shape.num_kv_heads, shape.width, seed=seed) for seed in (6, 7))
     angles = bench.random(num_tokens, shape.width, seed=8)
     yield case("rotary", 2 * (queries.nbytes + keys.nbytes), queries, keys, angles.cos(), angles.sin())
-    for is_float8 in (False, True):
-        yield writing_case(bench, shape, keys, values, is_float8=is_float8)
-        rotation = queries, angles.cos(), angles.sin()
-        yield writing_case(bench, shape, keys, values, *rotation, is_float8=is_float8)
+    rotation = queries, angles.cos(), angles.sin()
+    for own, is_float8 in itertools.product(((), rotation), (False, True)):
+        yield writing_case(bench, shape, keys, values, *own, is_float8=is_float8)
 
 
 def attention_case(

@@ -89,10 +89,7 @@ def test_the_ranks_parts_of_experts_make_whole_ones(
 
 @pytest.mark.parametrize(
     ("layout", "implementation"),
-    [
-        (each, how)
-        for each, how in zip(LAYOUTS, ("eager", "grouped_mm", EXPERTS_NAME, EXPERTS_NAME), strict=True)
-    ],
+    [*zip(LAYOUTS, ("eager", "grouped_mm", EXPERTS_NAME, EXPERTS_NAME), strict=True)],
 )
 def test_ranks_of_whole_experts_give_together_what_all_give(
     monkeypatch: pytest.MonkeyPatch, layout: str, implementation: str
