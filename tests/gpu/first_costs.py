@@ -12,8 +12,9 @@ T tokens, V vocabulary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ READING_TOKENS, MULTIPLYING_TOKENS, TINY_MULTIPLYING_TOKENS = 1, 512, 8
 NUM_LAUNCHES, TINY_NUM_LAUNCHES = 1000, 20
 FEW_NODES = 0.1
 MODEL, EXPERTS = "8B", "experts of a 30B-A3B"
+# What the kernel of few tokens takes; and the rounding of bfloat16, of the norm.
+FEW_TOKENS, TINY_FEW_TOKENS, WAY_LIMIT = (1, 8, 32, 64), (1, 5), 5e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,19 @@ class Products:
     seconds: float
     gb_per_s: float
     tflop_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayOfProduct:
+    """A product by one way; ``difference``: of the norm, from torch's."""
+
+    model: str
+    matrix: str
+    num_tokens: int
+    way: str
+    difference: float
+    seconds: float
+    gb_per_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +91,10 @@ def measure_all(bench: Bench, folder: Path) -> int:
     ]
     products.append(layer_products(bench, bench.shapes[MODEL], many, torch.float32))
     say("\n" + table(products))
+    ways = [way for shape in bench.shapes.values() for way in ways_of_products(bench, shape)]
+    say("\n" + table(ways))
+    wrong = [way for way in ways if not way.difference <= WAY_LIMIT]
+    say(f"{len(wrong)} of {len(ways)} ways of products are wrong")
     sampling = sampling_costs(bench)
     say("\n" + "\n".join(_sampling_line(one) for one in sampling))
 
@@ -93,8 +113,8 @@ def measure_all(bench: Bench, folder: Path) -> int:
     if lost and not bench.is_fake:
         say(f"not to be measured here, since other times vary more: {', '.join(lost)}")
     content = {"device": bench.identity(), "costs": found, "products": [asdict(each) for each in products]}
-    bench.write(folder / "costs.json", content)
-    return 1 if lost and not bench.is_fake else 0
+    bench.write(folder / "costs.json", content | {"ways": [asdict(each) for each in ways]})
+    return 1 if wrong or (lost and not bench.is_fake) else 0
 
 
 def launch_costs(bench: Bench) -> dict[str, float]:
@@ -149,6 +169,53 @@ def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dty
         gb_per_s=layer_bytes / seconds / 1e9,
         tflop_per_s=2 * num_tokens * layer_bytes / dtype.itemsize / seconds / 1e12,
     )
+
+
+def ways_of_products(bench: Bench, shape: Shape) -> Iterator[WayOfProduct]:
+    """Few tokens with a layer's matrices, joined and not, and with the output head: by cuBLAS, cuBLASLt, and
+    the project's kernel, also with weights in 8 bits."""
+    from specdist.kernels.products import few_tokens_product
+
+    queries, (keys, hidden), _, output, (inner, _), _, down = shape.matrices
+    sizes = {
+        "q": queries, "q, k and v": (queries[0] + 2 * keys, hidden), "o": output, "gate": (inner, hidden),
+        "gate and up": (2 * inner, hidden), "down": down, "head": (shape.vocab_size, hidden),
+    }  # fmt: skip
+    for name, size in sizes.items():
+        weight = bench.random(*size)
+        # These numbers are near in 8 bits, and made equal, so that every way has the same product.
+        narrow = weight.to(torch.float8_e4m3fn)
+        weight, scales = narrow.to(weight.dtype), torch.ones(1, 1, device=bench.device)
+        arrivals = torch.zeros(size[0], dtype=torch.int32, device=bench.device)
+        for num_tokens in TINY_FEW_TOKENS if bench.is_fake else FEW_TOKENS:
+            tokens = bench.random(num_tokens, size[1], seed=1)
+            options, expected = {"dtype": tokens.dtype}, linear(tokens, weight).float()
+            ways: dict[str, Callable[[], Tensor]] = {
+                "cuBLAS": partial(linear, tokens, weight),
+                "split inputs": partial(few_tokens_product, tokens, weight, None, arrivals, **options),
+                "split inputs, float8 weights": partial(
+                    few_tokens_product, tokens, narrow, None, arrivals, scales, **options
+                ),
+            }
+            if not bench.is_fake:
+                ways["cuBLASLt"] = partial(by_cublaslt, tokens, weight)
+            for way, run in ways.items():
+                seconds = bench.device_s(run)
+                yield WayOfProduct(
+                    model=shape.name, matrix=name, num_tokens=num_tokens, way=way, seconds=seconds,
+                    difference=float((run().float() - expected).norm() / expected.norm()),
+                    gb_per_s=(narrow if "float8" in way else weight).nbytes / seconds / 1e9,
+                )  # fmt: skip
+
+
+def by_cublaslt(tokens: Tensor, weight: Tensor) -> Tensor:
+    """Of the ways of torch that need no code: torch.cuda.tunable has none beside cuBLAS's default."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        return linear(tokens, weight)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def expert_products(bench: Bench, num_tokens: int) -> Products:

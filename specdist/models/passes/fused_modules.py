@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdist.models.passes.all_reduce import Sums
+from specdist.models.passes.all_reduce import PRODUCT, Sums
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
@@ -175,7 +175,8 @@ class JoinedProjections:
         if self._inputs is None or self._inputs() is not inputs or index not in self._outputs:
             self.is_used = not self._outputs
             self._inputs = weakref.ref(inputs)
-            parts = F.linear(inputs, self.weight, self.bias).split(self._sizes, -1)
+            product: Any = getattr(self, PRODUCT, F.linear)
+            parts = product(inputs, self.weight, self.bias).split(self._sizes, -1)
             self._outputs = dict(enumerate(parts))
         return self._outputs.pop(index)
 
