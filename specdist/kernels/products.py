@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdist.kernels.float8_cache import readable
-from specdist.kernels.layers import _rounded
+from specdist.kernels.layers import _rounded, gated
 from specdist.kernels.paged_attention import _dot
 
 MAX_TOKENS, LEAST_BLOCK_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 64, 16, 64, 128
@@ -51,16 +51,18 @@ def _scaled(sums, scales, input_scales, places_N, places_T, is_token_T):
 def few_tokens_kernel(
     inputs, numbers, bias, scales, input_scales, output, partials, arrivals, num_tokens, num_outputs,
     num_inputs, num_splits, split_steps, stride_token, stride_row, stride_scale, stride_input_scale,
-    rows: tl.constexpr, columns: tl.constexpr, block_tokens: tl.constexpr, block_outputs: tl.constexpr,
-    block_inputs: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, gate: tl.constexpr, block_tokens: tl.constexpr,
+    block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of outputs, splits). ``rows`` and ``columns``: that share a scale, 0 for all."""
+    """Grid: (blocks of outputs, splits). ``rows`` and ``columns``: that share a scale, 0 for all; ``gate``:
+    1 for SiLU and 2 for GELU of the first half of the matrix, times the second: their rows take turns."""
     block, split = tl.program_id(0), tl.program_id(1)
     tokens_T, own_N = tl.arange(0, block_tokens), tl.arange(0, block_outputs)
-    is_token_T, outputs_N = tokens_T < num_tokens, block * block_outputs + own_N
+    parts: tl.constexpr = 2 if gate > 0 else 1
+    is_token_T = tokens_T < num_tokens
     is_token = is_token_T[None, :]
     # In the place of rows beyond the last others are read again.
-    rows_N = outputs_N % num_outputs
+    rows_N = (block * (block_outputs // parts) + own_N // parts) % num_outputs + own_N % parts * num_outputs
     from_inputs = inputs + tokens_T.to(tl.int64)[None, :] * stride_token
     from_numbers = numbers + rows_N.to(tl.int64)[:, None] * stride_row
     places_N = rows_N // rows * stride_scale if rows > 0 else rows_N * 0
@@ -100,13 +102,19 @@ def few_tokens_kernel(
             for each in range(num_splits):
                 sums += tl.load(own + each * size, mask=is_token, other=0.0, cache_modifier=".cg")
     if is_last:
-        is_output = outputs_N < num_outputs
         if columns == 0 and scales is not None:
             sums = _scaled(sums, scales, input_scales, places_N, places_T, is_token_T)
         if bias is not None:
-            sums += tl.load(bias + outputs_N, mask=is_output, other=0.0).to(tl.float32)[:, None]
+            sums += tl.load(bias + rows_N).to(tl.float32)[:, None]
+        kept: tl.constexpr = output.dtype.element_ty
+        numbers_NT = _rounded(sums, kept)
+        if gate > 0:
+            pairs = tl.permute(tl.reshape(numbers_NT, (block_outputs // 2, 2, block_tokens)), (0, 2, 1))
+            gates, ups = tl.split(pairs)
+            numbers_NT = gated(gates, ups, gate == 2, kept)
+        outputs_N = block * (block_outputs // parts) + tl.arange(0, block_outputs // parts)
         to_output = output + tokens_T.to(tl.int64)[None, :] * num_outputs + outputs_N[:, None]
-        tl.store(to_output, _rounded(sums, output.dtype.element_ty), mask=is_output[:, None] & is_token)
+        tl.store(to_output, numbers_NT, mask=(outputs_N < num_outputs)[:, None] & is_token)
 
 
 def splits_of(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> tuple[int, int]:
@@ -122,7 +130,7 @@ def splits_of(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> tu
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
     scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
-    rows: int | None = None, columns: int | None = None,
+    rows: int | None = None, columns: int | None = None, gate: int = 0,
 ) -> Tensor:  # fmt: skip
     """[T, N] in this dtype, which is that of the weights and inputs that are not of 8 bits.
 
@@ -130,11 +138,12 @@ def few_tokens_product(
         arrivals: int32, zeros before and after, one for each block of outputs; of one launch at a time.
         scales_AB: float32, each of ``rows`` × ``columns`` weights, None for all; ``input_scales``: [T, B], or
             of all tokens [1, 1].
+        gate: of the kernel; then [T, N / 2].
 
     Raises:
         ValueError: for more than ``MAX_TOKENS`` tokens, columns of no whole blocks, or strides within rows.
     """
-    (num_tokens, num_inputs), num_outputs = inputs_TK.shape, len(numbers_NK)
+    (num_tokens, num_inputs), num_rows = inputs_TK.shape, len(numbers_NK)
     if num_tokens > MAX_TOKENS or (columns or 0) % BLOCK_INPUTS or numbers_NK.stride(1) != 1:
         raise ValueError(f"not for {num_tokens} tokens, {columns} columns, strides {numbers_NK.stride()}")
     inputs_TK, numbers_NK = (
@@ -144,8 +153,9 @@ def few_tokens_product(
     number = HOST_MULTIPROCESSORS
     if inputs_TK.is_cuda:
         number = torch.cuda.get_device_properties(inputs_TK.device).multi_processor_count
-    num_splits, split_steps = splits_of(num_outputs, num_inputs, number)
-    num_blocks, options = triton.cdiv(num_outputs, BLOCK_OUTPUTS), constants(num_tokens)
+    num_splits, split_steps = splits_of(num_rows, num_inputs, number)
+    num_outputs = num_rows // 2 if gate else num_rows
+    num_blocks, options = triton.cdiv(num_rows, BLOCK_OUTPUTS), constants(num_tokens)
     output = inputs_TK.new_empty(num_tokens, num_outputs, dtype=dtype)
     num_sums = num_splits * num_blocks * BLOCK_OUTPUTS * options["block_tokens"]
     partials = inputs_TK.new_empty(num_sums if num_splits > 1 else 0, dtype=torch.float32)
@@ -155,7 +165,8 @@ def few_tokens_product(
             num_outputs, num_inputs, num_splits, split_steps, inputs_TK.stride(0), numbers_NK.stride(0),
             0 if scales_AB is None else scales_AB.shape[1],
             0 if input_scales is None or len(input_scales) == 1 else input_scales.stride(0),
-            rows=rows or 0, columns=columns or 0, num_stages=STAGES[numbers_NK.itemsize], **options,
+            rows=rows or 0, columns=columns or 0, gate=gate, num_stages=STAGES[numbers_NK.itemsize],
+            **options,
         )  # fmt: skip
     return output
 

@@ -5,6 +5,7 @@ Each check runs in a process with a fake device.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.models.loading.conversions import Piece
 from specdist.models.loading.packed_experts import fill_quantized
+from specdist.models.passes import products
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
@@ -47,6 +49,10 @@ def check_kernels(most: dict[str, int]) -> None:
         found = counts.kernels_of_family(family)
         assert found["per_layer"] <= min(number, KERNELS_PER_LAYER), (family, found)
         assert found["outside_of_layers"] <= OTHER_KERNELS, (family, found)
+    # By the project's kernel, which the activation is in.
+    products.MIN_WEIGHTS, seconds = 1, itertools.cycle((2.0, 1.0))
+    products._cold_s = lambda _: next(seconds)
+    assert counts.kernels_of_family("llama")["per_layer"] == most["llama"] - 1
 
 
 def check_rounding() -> None:

@@ -300,18 +300,18 @@ def product_variants(dtype: str) -> Iterator[Variant]:
         stages = products.STAGES[itemsize]
         kib = (stages - 1) * products.BLOCK_OUTPUTS * products.BLOCK_INPUTS * itemsize // 1024
         names = ("numbers",) if about.startswith("weights") else ("numbers", "inputs")
-        constants = {"bias": None, "rows": columns or bool(own), "columns": columns}
+        constants = {"bias": None, "rows": columns or int(bool(own)), "columns": columns}
         constants |= {} if own else dict.fromkeys(("scales", "input_scales"))
         constants |= {"input_scales": None} if len(names) == 1 else {}
         own_pointers = pointers | (dict.fromkeys(names, own) if own else {})
-        for num_tokens in (1, products.MAX_TOKENS):
-            name = f"product of {num_tokens} tokens, {about.removeprefix('bits of ')}" + ", " * bool(about)
-            name += (
-                "scales of blocks, " * bool(columns) + f"{stages} stages, {kib} KiB on their way ({dtype})"
-            )
+        about += ", " * bool(about) + "scales of blocks, " * bool(columns)
+        about += f"{stages} stages, {kib} KiB on their way ({dtype})"
+        for num_tokens, gate in ((1, 0), (1, 1), (products.MAX_TOKENS, 0)):
+            name = f"product of {num_tokens} tokens, {'SiLU, ' * gate}{about.removeprefix('bits of ')}"
             yield Variant(
-                name, products.few_tokens_kernel, constants | products.constants(num_tokens),
-                own_pointers, (), {"num_stages": stages}, capabilities,
+                name, products.few_tokens_kernel,
+                constants | {"gate": gate, **products.constants(num_tokens)}, own_pointers, (),
+                {"num_stages": stages}, capabilities,
             )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def source_of(variant: Variant) -> ASTSource:
     aligned = [
         parameter.name for parameter in variant.kernel.params
         if (signature[parameter.name][0] == "*" or parameter.name.startswith(("stride_", "num_inputs")))
-        and not parameter.do_not_specialize
+        and signature[parameter.name] != "constexpr" and not parameter.do_not_specialize
     ]  # fmt: skip
     return ASTSource(
         variant.kernel,

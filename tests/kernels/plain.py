@@ -127,7 +127,7 @@ def grouped_packed_product(
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
     scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
-    rows: int | None = None, columns: int | None = None,
+    rows: int | None = None, columns: int | None = None, gate: int = 0,
 ) -> Tensor:  # fmt: skip
     assert not arrivals.any()
     inputs, weight = inputs_TK.double(), numbers_NK.double()
@@ -138,7 +138,8 @@ def few_tokens_product(
     if input_scales is not None:
         inputs *= input_scales.repeat_interleave(width, 1)[:, :num_inputs]
     outputs = inputs @ weight.T
-    return (outputs if bias_N is None else outputs + bias_N).to(dtype)
+    outputs = (outputs if bias_N is None else outputs + bias_N).to(dtype)
+    return gated_activation(*outputs.chunk(2, 1), is_tanh=gate == 2) if gate else outputs
 
 
 def mamba(output: Tensor, held: Tensor, numbers_5S: Tensor, *parts: Tensor) -> None:

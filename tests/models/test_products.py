@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,11 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 from specdist.kernels import products as kernels
 from specdist.models.passes import products
 from specdist.models.passes.fused_modules import JoinedProjections
+from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.products import KERNEL, TORCH, choose_products
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from tests.kernels.test_fusing import NUM_LAYERS, NUM_TOKENS, logits_of, paged_model
 
 CPU, WIDTH = torch.device("cpu"), 256
 FORM = LayerFormat(numbers="float8", rows=1, columns=None, activations="token")
@@ -106,3 +109,32 @@ def test_a_run_that_goes_on_keeps_its_choice_but_for_a_kernel_that_is_wrong_here
         found = choose_products(Layers(), **options)
     assert found == frozen | {PLAIN: [(4, TORCH)]}
     assert f"; not used: split inputs: {PLAIN}: its numbers differ by" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
+def test_a_product_of_gates_and_ups_has_their_activation_in_it(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a whole model; not where its numbers are wrong."""
+    gates, own = list[int](), kernels.few_tokens_product
+
+    def counted(*args: Any, gate: int = 0, **options: Any) -> Tensor:
+        gates.append(gate)
+        return own(*args, gate=gate + (is_wrong and gate), **options)
+
+    monkeypatch.setattr(kernels, "few_tokens_product", counted)
+    monkeypatch.setattr(products, "NUM_TOKENS", (1, NUM_TOKENS))
+    monkeypatch.setattr(products, "MIN_WEIGHTS", 1)
+    model = paged_model("llama", CPU, torch.float32)
+    expected = logits_of(model)
+    fused, seconds = FusedLayers(model, CPU, torch.float32), itertools.cycle((2.0, 1.0))
+    with caplog.at_level(logging.INFO, "specdist"):
+        choose_products(model, dtype=torch.float32, device=CPU, measure=lambda _: next(seconds))
+    assert ("activation in the product: 192 × 64: its numbers differ by" in caplog.text) == is_wrong
+    gates.clear()
+    with fused.active():
+        found = logits_of(model)
+    # Of a layer q, k and v; o; gate and up; and down. Then the head.
+    assert gates == [0, 0, int(not is_wrong), 0] * NUM_LAYERS + [0]
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -6,6 +6,7 @@ KERNEL = "tests/kernels/test_products.py::test_products_of_few_tokens_equal_floa
 CHOICE = "tests/models/test_products.py::"
 FASTER = CHOICE + "test_the_kernel_is_used_where_it_is_right_and_clearly_faster"
 FROZEN = CHOICE + "test_a_run_that_goes_on_keeps_its_choice_but_for_a_kernel_that_is_wrong_here"
+GATES = CHOICE + "test_a_product_of_gates_and_ups_has_their_activation_in_it"
 
 PRODUCT_FAULTS = (
     Mutant("last-split-of-a-product-left-out", "few_tokens_kernel",
@@ -32,6 +33,18 @@ PRODUCT_FAULTS = (
         "PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors",
         "num_multiprocessors",
         ("tests/kernels/test_products.py::test_matrices_are_split_for_the_whole_card",)),
+    Mutant("ups-are-gated-by-those-before", "few_tokens_kernel",
+        "own_N % parts * num_outputs",
+        "own_N % parts",
+        (KERNEL,)),
+    Mutant("a-wrong-activation-in-the-product", "_place_gates",
+        "            if tried[key] is None:",
+        "            if key in tried:",
+        (GATES,)),
+    Mutant("activations-after-the-product", "FusedMlp.__call__",
+        "if self.product is not None and",
+        "if self.product is None and",
+        (GATES,)),
     Mutant("products-by-the-kernel-though-no-faster", "products._fastest",
         "if LEAST_GAIN * of_kernel <= of_torch",
         "if of_kernel <= of_torch",

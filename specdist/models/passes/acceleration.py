@@ -34,8 +34,7 @@ class Acceleration:
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
         keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
         has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
-        chooses_products: of few tokens (:mod:`specdist.models.passes.products`); ``products``: an earlier
-            choice, which stands.
+        products: an earlier choice of those of few tokens (:mod:`specdist.models.passes.products`).
     """
 
     is_static: bool = False
@@ -46,7 +45,6 @@ class Acceleration:
     is_compiled: bool = False
     keeps_latents: bool = True
     has_float8_cache: bool = False
-    chooses_products: bool = False
     products: Choice | None = None
 
     @staticmethod
@@ -70,7 +68,6 @@ class Acceleration:
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,
-            chooses_products=True,
             products=products,
         )
 

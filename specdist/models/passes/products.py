@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.passes import all_reduce
-from specdist.models.passes.fused_modules import FusedProjection, JoinedProjections
+from specdist.models.passes.fused_modules import FusedMlp, FusedProjection, JoinedProjections, layer_kernels
 from specdist.models.passes.fusing import PLAIN
+from specdist.models.passes.fusing_trials import differences
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.quantized_linear import MAX_DEQUANTIZED, QuantizedLinear
 from specdist.utils.trial import check_difference, said_of, tolerance_of, why_not
@@ -59,9 +60,17 @@ class Product:
         self.arrivals = torch.zeros(len(weight_NK), dtype=torch.int32, device=weight_NK.device)
 
     def __call__(self, inputs: Tensor, *others: Any) -> Tensor:
+        return (self.by_kernel if self.is_by_kernel(inputs) else self.own)(inputs, *others)
+
+    def is_by_kernel(self, inputs: Tensor) -> bool:
+        """Whether so many tokens go that way."""
         num_tokens = inputs.numel() // inputs.shape[-1]
-        way = next((way for most, way in self.choice if num_tokens <= most), TORCH)
-        return (self.by_kernel if way == KERNEL else self.own)(inputs, *others)
+        return next((way for most, way in self.choice if num_tokens <= most), TORCH) == KERNEL
+
+    def gated(self, inputs: Tensor, *, is_tanh: bool) -> Tensor:
+        """[.., N / 2]: of joined gates and ups, as :func:`specdist.kernels.layers.gated_activation`."""
+        gate = 2 if is_tanh else 1
+        return self._split(inputs, self.layer.weight, self.layer.bias, dtype=inputs.dtype, gate=gate)
 
     def by_kernel(self, inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """[.., N]"""
@@ -73,7 +82,7 @@ class Product:
 
         x_TK = inputs.reshape(-1, inputs.shape[-1])
         found: Tensor = few_tokens_product(x_TK, numbers_NK, bias_N, self.arrivals, **others)
-        return found.view(*inputs.shape[:-1], len(numbers_NK))
+        return found.view(*inputs.shape[:-1], found.shape[1])
 
     def others(self, x_TK: Tensor) -> tuple[Any, ...]:
         """What it is called with beside an input."""
@@ -184,6 +193,7 @@ def choose_products(
     for product in itertools.chain(*kinds.values()):
         product.choice = choice[product.kind]
         product.place()
+    _place_gates(model, dtype, device, refused)
     setattr(model, PRODUCTS, choice)
     if kinds:
         ways = {
@@ -193,6 +203,32 @@ def choose_products(
         used = ", ".join(f"{kind} by {way}" for kind, way in ways.items() if way)
         logger.info("products of few tokens: %s%s", used or TORCH, said_of(refused))
     return choice
+
+
+def _place_gates(model: nn.Module, dtype: torch.dtype, device: torch.device, refused: dict[str, str]) -> None:
+    """Let the kernel of gates and ups apply the activation, where its numbers are those of two kernels."""
+    tried: dict[tuple[str, bool], str | None] = {}
+    for module in model.modules():
+        fused, joined = vars(module).get("forward"), vars(module).get("joined_gate_proj")
+        product = None if joined is None else vars(joined).get(all_reduce.PRODUCT)
+        if isinstance(fused, FusedMlp) and product is not None and KERNEL in dict(product.choice).values():
+            key = product.kind, fused.is_tanh
+            if key not in tried:
+                x_TK = torch.randn(5, product.num_inputs, generator=torch.Generator().manual_seed(0))
+                check = functools.partial(_check_gate, product, x_TK.to(device, dtype), fused.is_tanh)
+                tried[key] = why_not(check)
+            if tried[key] is None:
+                fused.product = product
+            else:
+                refused["activation in the product"] = f"{product.kind}: {tried[key]}"
+
+
+def _check_gate(product: Product, x_TK: Tensor, is_tanh: bool) -> None:
+    """Raises ValueError if the activation differs."""
+    halves = product.by_kernel(x_TK, *product.others(x_TK)).chunk(2, dim=1)
+    expected = layer_kernels().gated_activation(*halves, is_tanh=is_tanh)
+    difference, _ = differences(product.gated(x_TK, is_tanh=is_tanh), expected)
+    check_difference("its numbers differ", difference, tolerance_of("formula", x_TK.dtype))
 
 
 def _tried(
@@ -223,10 +259,15 @@ def _check(product: Product, x_TK: Tensor, others: Sequence[Any]) -> None:
 
 
 def _cold_s(run: Callable[[], object]) -> float:
-    """The device's, with an empty cache: the best of several."""
+    """The device's, with an empty cache, in a graph, as the host would take longer: the best of several."""
     from triton.testing import do_bench
 
-    return float(do_bench(run, warmup=2, rep=10, return_mode="min"))
+    run()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return float(do_bench(graph.replay, warmup=2, rep=10, return_mode="min"))
 
 
 def _fastest(of_ranks: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, str]]:

@@ -86,7 +86,7 @@ class ModelRunner:
         keeps_latents = acceleration.keeps_latents and can_keep_latents(model)
         self._shapes = LayerShapes(positions_of(model), keeps_latents=keeps_latents)
         self.torch_pass = make_pass(model, device, self._shapes, is_fused=acceleration.is_fused)
-        if acceleration.chooses_products:
+        if acceleration.capturer is not None:
             group, frozen = acceleration.group, acceleration.products
             choose_products(model, dtype=self.dtype, device=device, group=group, frozen=frozen)
         self.rope_border = use_frequencies_by_row(model)
