@@ -87,7 +87,9 @@ def test_the_kernel_is_used_where_it_is_right_and_clearly_faster(
     assert choice == {
         JOINED: [(2, KERNEL), (4, TORCH)], PLAIN: [(2, TORCH), (4, KERNEL)], NARROW: [(4, KERNEL)]
     }  # fmt: skip
-    assert f"{JOINED} by split inputs up to 2, {PLAIN} by split inputs up to 4, {NARROW} by" in caplog.text
+    assert (
+        f"few tokens: {JOINED} by split inputs up to 2 tokens, {PLAIN} by split inputs up to 4" in caplog.text
+    )
     # The quantised layer, the joined ones of up to 2 tokens, and both plain ones of more; of 5 none.
     for num_tokens, num_launches in {1: 2, 2: 2, 3: 3, 5: 0}.items():
         launches.clear()
@@ -96,6 +98,7 @@ def test_the_kernel_is_used_where_it_is_right_and_clearly_faster(
         for mine, own in zip(found, expected[num_tokens], strict=True):
             assert mine.shape == own.shape and torch.allclose(mine, own, atol=0.1, rtol=0.02)
     assert choose_products(layers, **options, measure=never) is choice, "of another runner"
+    assert choose_products(nn.ModuleList(layers.children()), **options, measure=never) == {}, "shared"
 
 
 def test_a_run_that_goes_on_keeps_its_choice_but_for_a_kernel_that_is_wrong_here(

@@ -121,7 +121,7 @@ class QuantizedProduct(Product):
         return (None if scales is None else RoundedInput(rounded_inputs(form, x_TK, scales), scales),)
 
     def place(self) -> None:
-        self.layer._product = self
+        self.layer._product = vars(self.layer)[all_reduce.PRODUCT] = self
 
 
 def _forward(layer: nn.Linear, product: Product, inputs: Tensor) -> Tensor:
@@ -142,6 +142,8 @@ def _products_of(model: nn.Module, dtype: torch.dtype) -> Iterator[Product]:
     ]
     for layer in (*(getattr(each, "quantized", None) or each for each in joined), *modules):
         is_plain = type(layer) in (nn.Linear, JoinedProjections) or getattr(layer, PLAIN, False)
+        if all_reduce.PRODUCT in vars(layer):  # of a model that shares it
+            continue
         if isinstance(layer, QuantizedLinear):
             form, is_joined = layer.form, getattr(layer, "whole", None) is not None
             if form.numbers in ("float8", "int8") and not (form.has_zeros or form.has_powers or is_joined):
@@ -196,11 +198,8 @@ def choose_products(
     _place_gates(model, dtype, device, refused)
     setattr(model, PRODUCTS, choice)
     if kinds:
-        ways = {
-            kind: " and ".join(f"{way} up to {most}" for most, way in ways if way != TORCH)
-            for kind, ways in choice.items()
-        }
-        used = ", ".join(f"{kind} by {way}" for kind, way in ways.items() if way)
+        ways = [(kind, most, way) for kind, pairs in choice.items() for most, way in pairs if way != TORCH]
+        used = ", ".join(f"{kind} by {way} up to {most} tokens" for kind, most, way in ways)
         logger.info("products of few tokens: %s%s", used or TORCH, said_of(refused))
     return choice
 
