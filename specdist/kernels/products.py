@@ -35,7 +35,7 @@ def _widened(narrow, dtype: tl.constexpr):
         # Shifted, the bits are those of a float16 that is smaller by a power of two.
         bits = narrow.to(tl.int16)
         narrow = ((bits & 128) << 8 | (bits & 127) << 7).to(tl.float16, bitcast=True) * 256.0
-    return narrow.to(tl.float32).to(dtype) if dtype == tl.bfloat16 else narrow.to(dtype)
+    return narrow.to(tl.float16).to(dtype)
 
 
 @triton.jit

@@ -306,7 +306,8 @@ def product_variants(dtype: str) -> Iterator[Variant]:
         own_pointers = pointers | (dict.fromkeys(names, own) if own else {})
         about += ", " * bool(about) + "scales of blocks, " * bool(columns)
         about += f"{stages} stages, {kib} KiB on their way ({dtype})"
-        for num_tokens, gate in ((1, 0), (1, 1), (products.MAX_TOKENS, 0)):
+        sizes = ((1, 0), (1, 1), (products.MAX_TOKENS, 0))
+        for num_tokens, gate in sizes[:1] if dtype == "float32" else sizes:
             name = f"product of {num_tokens} tokens, {'SiLU, ' * gate}{about.removeprefix('bits of ')}"
             yield Variant(
                 name, products.few_tokens_kernel,

@@ -97,8 +97,8 @@ class Product:
     def place(self) -> None:
         """Let the layer call it from now on."""
         vars(self.layer)[all_reduce.PRODUCT] = self
-        if isinstance(self.layer, nn.Module) and not _is_summed(self.layer):
-            self.layer.forward = functools.partial(_forward, self.layer, self)  # type: ignore[method-assign]
+        if not isinstance(self.layer, JoinedProjections) and not _is_summed(self.layer):
+            self.layer.forward = functools.partial(_forward, self.layer, self)
 
 
 class QuantizedProduct(Product):
@@ -106,7 +106,7 @@ class QuantizedProduct(Product):
 
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__(layer, layer.weight.numbers, layer._product)
-        self.kind, self.exact = f"{self.kind}, {layer.form}", layer.dequantized_product
+        self.kind = f"{self.kind}, {layer.form}"
 
     def by_kernel(self, inputs: Tensor, found: RoundedInput | None) -> Tensor:  # type: ignore[override]
         numbers, input_scales = (inputs, None) if found is None else found
@@ -115,6 +115,9 @@ class QuantizedProduct(Product):
         return self._split(
             numbers, weight.numbers, None, scales_AB=weight.scales_AB, input_scales=input_scales, **options
         )
+
+    def exact(self, x_TK: Tensor, found: RoundedInput | None) -> Tensor:  # type: ignore[override]
+        return self.layer.dequantized_product(x_TK, found)
 
     def others(self, x_TK: Tensor) -> tuple[RoundedInput | None]:
         scales, form = self.layer.input_scales(x_TK), self.layer.form
@@ -149,9 +152,9 @@ def _products_of(model: nn.Module, dtype: torch.dtype) -> Iterator[Product]:
             if form.numbers in ("float8", "int8") and not (form.has_zeros or form.has_powers or is_joined):
                 yield QuantizedProduct(layer)
         elif is_plain or _is_summed(layer):
-            weight = getattr(layer, "weight", None)
-            if not isinstance(vars(layer).get("forward"), FusedProjection) and weight.dtype == dtype:
-                yield Product(layer, weight)
+            is_joined = isinstance(vars(layer).get("forward"), FusedProjection)
+            if not is_joined and layer.weight.dtype == dtype:
+                yield Product(layer, layer.weight)
 
 
 @torch.no_grad()
