@@ -190,7 +190,7 @@ def generate_rows(
     assignments. Returns whether the run is complete; otherwise it was stopped."""
     encoder = prompt_encoder(config, models, run.folder)
     stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
-    is_exact = record_check(config, run, replica.loading_check, replica.sums)
+    is_exact = record_check(config, run, replica.loading_check, replica.choices)
     logger.info("--seed %d: %s", config.seed, seed_says(run.folder.manifest))
     if topology.draft_placement is not None:
         logger.info("the draft %s", PLACEMENTS[topology.draft_placement])

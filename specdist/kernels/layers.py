@@ -109,23 +109,28 @@ def residual_norm_kernel(
 
 
 @triton.jit
+def gated(gates, ups, is_tanh: tl.constexpr, dtype: tl.constexpr):
+    """float32: SiLU(gates) × ups, or the approximation of GELU by tanh, each step rounded to the dtype."""
+    # 1/2 (1 + tanh(x)) is the logistic function of 2x.
+    slopes = gates
+    if is_tanh:
+        slopes = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
+    return _rounded(_rounded(gates / (1.0 + tl.exp(-slopes)), dtype) * ups, dtype)
+
+
+@triton.jit
 def gate_kernel(
     gates, ups, output, stride_gate, stride_up, width: tl.constexpr, is_tanh: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (rows, blocks of a row). SiLU, or the approximation of GELU by tanh."""
+    """Grid: (rows, blocks of a row)."""
     columns = tl.program_id(1) * block + tl.arange(0, block)
     is_used = columns < width
     row = tl.program_id(0).to(tl.int64)
     loaded = tl.load(gates + row * stride_gate + columns, mask=is_used, other=0.0)
-    gate = loaded.to(tl.float32)
-    # 1/2 (1 + tanh(x)) is the logistic function of 2x.
-    slope = gate
-    if is_tanh:
-        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    activated = _rounded(gate / (1.0 + tl.exp(-slope)), loaded.dtype)
     up = tl.load(ups + row * stride_up + columns, mask=is_used, other=0.0).to(tl.float32)
-    tl.store(output + row * width + columns, _rounded(activated * up, loaded.dtype), mask=is_used)
+    numbers = gated(loaded.to(tl.float32), up, is_tanh, loaded.dtype)
+    tl.store(output + row * width + columns, numbers, mask=is_used)
 
 
 @torch.library.custom_op("specdist::rms_norm", mutates_args=())

@@ -54,6 +54,8 @@ FLOAT8 = {
     "torch._scaled_mm by rows": LayerFormat(numbers="float8", rows=1, columns=None, activations="token"),
     "torch._scaled_mm": LayerFormat(numbers="float8", rows=None, columns=None, activations="static"),
 }
+# What the kernel of few tokens takes; and the rounding of bfloat16, of the norm.
+FEW_TOKENS, TINY_FEW_TOKENS, WAY_LIMIT = (1, 8, 32, 64), (1, 5), 5e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,19 @@ class Products:
     seconds: float
     gb_per_s: float
     tflop_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayOfProduct:
+    """A product by one way; ``difference``: of the norm, from torch's."""
+
+    model: str
+    matrix: str
+    num_tokens: int
+    way: str
+    difference: float
+    seconds: float
+    gb_per_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +106,10 @@ def measure_all(bench: Bench, folder: Path) -> int:
     products += [expert_products(bench, num_tokens) for num_tokens in all_tokens]
     products.append(layer_products(bench, bench.shapes[MODEL], many, dtype=torch.float32, is_joined=True))
     say("\n" + table(products))
+    ways = [way for shape in bench.shapes.values() for way in ways_of_products(bench, shape)]
+    say("\n" + table(ways))
+    wrong = [way for way in ways if not way.difference <= WAY_LIMIT]
+    say(f"{len(wrong)} of {len(ways)} ways of products are wrong")
     sampling = sampling_costs(bench)
     say("\n" + "\n".join(_sampling_line(one) for one in sampling))
 
@@ -117,8 +136,8 @@ def measure_all(bench: Bench, folder: Path) -> int:
     if lost and not bench.is_fake:
         say(f"not to be measured here, since other times vary more: {', '.join(lost)}")
     content = {"device": bench.identity(), "costs": found, "products": [asdict(each) for each in products]}
-    bench.write(folder / "costs.json", content)
-    return 1 if lost and not bench.is_fake else 0
+    bench.write(folder / "costs.json", content | {"ways": [asdict(each) for each in ways]})
+    return 1 if wrong or (lost and not bench.is_fake) else 0
 
 
 def launch_costs(bench: Bench) -> dict[str, float]:
@@ -206,6 +225,53 @@ def float8_products(bench: Bench, all_tokens: Sequence[int]) -> Iterator[Product
             continue
         for shape, is_joined, num_tokens in itertools.product(shapes, (True, False), all_tokens):
             yield measured(shape, num_tokens, is_joined=is_joined)
+
+
+def ways_of_products(bench: Bench, shape: Shape) -> Iterator[WayOfProduct]:
+    """Few tokens with a layer's matrices, joined and not, and with the output head: by cuBLAS, cuBLASLt, and
+    the project's kernel, also with weights in 8 bits."""
+    from specdist.kernels.products import few_tokens_product
+
+    queries, (keys, hidden), _, output, (inner, _), _, down = shape.matrices
+    sizes = {
+        "q": queries, "q, k and v": (queries[0] + 2 * keys, hidden), "o": output, "gate": (inner, hidden),
+        "gate and up": (2 * inner, hidden), "down": down, "head": (shape.vocab_size, hidden),
+    }  # fmt: skip
+    for name, size in sizes.items():
+        weight = bench.random(*size)
+        # These numbers are near in 8 bits, and made equal, so that every way has the same product.
+        narrow = weight.to(torch.float8_e4m3fn)
+        weight, scales = narrow.to(weight.dtype), torch.ones(1, 1, device=bench.device)
+        arrivals = torch.zeros(size[0], dtype=torch.int32, device=bench.device)
+        for num_tokens in TINY_FEW_TOKENS if bench.is_fake else FEW_TOKENS:
+            tokens = bench.random(num_tokens, size[1], seed=1)
+            options, expected = {"dtype": tokens.dtype}, linear(tokens, weight).float()
+            ways: dict[str, Callable[[], Tensor]] = {
+                "cuBLAS": partial(linear, tokens, weight),
+                "split inputs": partial(few_tokens_product, tokens, weight, None, arrivals, **options),
+                "split inputs, float8 weights": partial(
+                    few_tokens_product, tokens, narrow, None, arrivals, scales, **options
+                ),
+            }
+            if not bench.is_fake:
+                ways["cuBLASLt"] = partial(by_cublaslt, tokens, weight)
+            for way, run in ways.items():
+                seconds = bench.device_s(run)
+                yield WayOfProduct(
+                    model=shape.name, matrix=name, num_tokens=num_tokens, way=way, seconds=seconds,
+                    difference=float((run().float() - expected).norm() / expected.norm()),
+                    gb_per_s=(narrow if "float8" in way else weight).nbytes / seconds / 1e9,
+                )  # fmt: skip
+
+
+def by_cublaslt(tokens: Tensor, weight: Tensor) -> Tensor:
+    """Of the ways of torch that need no code: torch.cuda.tunable has none beside cuBLAS's default."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        return linear(tokens, weight)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def expert_products(bench: Bench, num_tokens: int) -> Products:

@@ -29,9 +29,11 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
 usual = Acceleration.of
 
 
-def acceleration(device: torch.device, group: dist.ProcessGroup | None = None) -> Acceleration:
+def acceleration(
+    device: torch.device, group: dist.ProcessGroup | None = None, **options: Any
+) -> Acceleration:
     """Sums by gloo wait on the host, which no graph can record."""
-    found = usual(device, group)
+    found = usual(device, group, **options)
     return found if group is None else replace(found, capturer=None)
 
 

@@ -5,12 +5,14 @@ Each check runs in a process with a fake device.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
+from specdist.models.passes import products
 from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from tests.gpu import counts
 from tests.gpu.processes import needs_fake_device, on_device
@@ -36,6 +38,10 @@ def check_kernels(most: dict[str, int]) -> None:
         found = counts.kernels_of_family(family)
         assert found["per_layer"] <= min(number, KERNELS_PER_LAYER), (family, found)
         assert found["outside_of_layers"] <= OTHER_KERNELS, (family, found)
+    # By the project's kernel, which the activation is in.
+    products.MIN_WEIGHTS, seconds = 1, itertools.cycle((2.0, 1.0))
+    products._cold_s = lambda _: next(seconds)
+    assert counts.kernels_of_family("llama")["per_layer"] == most["llama"] - 1
 
 
 def check_rounds() -> None:

@@ -58,7 +58,7 @@ def test_a_run_keeps_the_sums_of_its_first_start(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(folder=folder, membership=SimpleNamespace(setup=contextlib.nullcontext))
     config: Any = SimpleNamespace(is_exact=True)
     for sums in ([(4096, "one-shot")], [(8192, "all-reduce")]):
-        assert record_check(config, run, LoadingCheck(), sums)
+        assert record_check(config, run, LoadingCheck(), {SUMS: sums})
         assert RunFolder(folder.path).manifest.info[SUMS] == [[4096, "one-shot"]]
 
 

@@ -31,6 +31,7 @@ from specdist.kernels import (
     filters,
     layers,
     paged_attention,
+    products,
     recurrent,
     rotary,
     rounding,
@@ -294,6 +295,34 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
             yield Variant(name, experts.grouped_product_kernel, constants, own, (), experts.OPTIONS)
 
 
+def product_variants(dtype: str) -> Iterator[Variant]:
+    """Of few tokens and of more, with weights as they are and in 8 bits, whose scales are of rows or blocks,
+    and inputs that are rounded or not; and how many bytes of weights of a program are on their way."""
+    pointers = {"scales": "*fp32", "input_scales": "*fp32", "partials": "*fp32", "arrivals": "*i32"}
+    pointers |= dict.fromkeys(("inputs", "numbers", "bias", "output"), DTYPE_POINTERS[dtype])
+    narrow = [(name, *FLOAT8_PAGES[name], columns) for name in FLOAT8_PAGES for columns in (0, 128)]
+    narrow += [("int8", "*i8", CAPABILITIES, 0), ("weights in int8", "*i8", CAPABILITIES, 0)]
+    for about, own, capabilities, columns in (("", "", CAPABILITIES, 0), *narrow * (dtype != "float32")):
+        itemsize = 1 if own else getattr(torch, dtype).itemsize
+        stages = products.STAGES[itemsize]
+        kib = (stages - 1) * products.BLOCK_OUTPUTS * products.BLOCK_INPUTS * itemsize // 1024
+        names = ("numbers",) if about.startswith("weights") else ("numbers", "inputs")
+        constants = {"bias": None, "rows": columns or int(bool(own)), "columns": columns}
+        constants |= {} if own else dict.fromkeys(("scales", "input_scales"))
+        constants |= {"input_scales": None} if len(names) == 1 else {}
+        own_pointers = pointers | (dict.fromkeys(names, own) if own else {})
+        about += ", " * bool(about) + "scales of blocks, " * bool(columns)
+        about += f"{stages} stages, {kib} KiB on their way ({dtype})"
+        sizes = ((1, 0), (1, 1), (products.MAX_TOKENS, 0))
+        for num_tokens, gate in sizes[:1] if dtype == "float32" else sizes:
+            name = f"product of {num_tokens} tokens, {'SiLU, ' * gate}{about.removeprefix('bits of ')}"
+            yield Variant(
+                name, products.few_tokens_kernel,
+                constants | {"gate": gate, **products.constants(num_tokens)}, own_pointers, (),
+                {"num_stages": stages}, capabilities,
+            )  # fmt: skip
+
+
 def recurrent_variants(dtype: str) -> Iterator[Variant]:
     """States as in Falcon-Mamba 7B; Zamba 2, Nemotron-H and Falcon-H1; Qwen3-Next, OLMo-Hybrid and Kimi."""
     pointers = dict.fromkeys(("x", "b", "c"), DTYPE_POINTERS[dtype])
@@ -314,7 +343,7 @@ def recurrent_variants(dtype: str) -> Iterator[Variant]:
 
 VARIANTS = (
     attention_variants, sampling_variants, layer_variants, rounding_variants, expert_variants,
-    recurrent_variants,
+    product_variants, recurrent_variants,
 )  # fmt: skip
 
 
@@ -325,11 +354,11 @@ def source_of(variant: Variant) -> ASTSource:
         else variant.pointers.get(name, "i32")
         for name in names
     }  # fmt: skip
-    # As at run time: memory of torch is aligned, and so are the strides of the cache.
+    # As at run time: memory of torch is aligned, and so are the strides of the cache and widths of products.
     aligned = [
         parameter.name for parameter in variant.kernel.params
-        if (signature[parameter.name][0] == "*" or parameter.name.startswith("stride_"))
-        and not parameter.do_not_specialize
+        if (signature[parameter.name][0] == "*" or parameter.name.startswith(("stride_", "num_inputs")))
+        and signature[parameter.name] != "constexpr" and not parameter.do_not_specialize
     ]  # fmt: skip
     return ASTSource(
         variant.kernel,

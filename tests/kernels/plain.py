@@ -133,6 +133,24 @@ def grouped_packed_product(
     return output
 
 
+def few_tokens_product(
+    inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
+    scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
+    rows: int | None = None, columns: int | None = None, gate: int = 0,
+) -> Tensor:  # fmt: skip
+    assert not arrivals.any()
+    inputs, weight = inputs_TK.double(), numbers_NK.double()
+    (num_outputs, num_inputs), width = weight.shape, columns or weight.shape[1]
+    if scales_AB is not None:
+        wide = scales_AB.repeat_interleave(rows or num_outputs, 0).repeat_interleave(width, 1)
+        weight *= wide[:num_outputs, :num_inputs]
+    if input_scales is not None:
+        inputs *= input_scales.repeat_interleave(width, 1)[:, :num_inputs]
+    outputs = inputs @ weight.T
+    outputs = (outputs if bias_N is None else outputs + bias_N).to(dtype)
+    return gated_activation(*outputs.chunk(2, 1), is_tanh=gate == 2) if gate else outputs
+
+
 def mamba(output: Tensor, held: Tensor, numbers_5S: Tensor, *parts: Tensor) -> None:
     *tokens, rates = parts
     run, line = run_mamba1 if rates.dim() == 2 else run_mamba2, Mamba2Tokens(*tokens)
@@ -190,6 +208,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "write_tokens": plain_write,
     "write_rotated": write_rotated,
     "grouped_packed_product": grouped_packed_product,
+    "few_tokens_product": few_tokens_product,
     "mamba": mamba,
     "delta_rule": delta_rule,
 }

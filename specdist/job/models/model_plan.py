@@ -28,6 +28,7 @@ from specdist.models.files.generation import default_options
 from specdist.models.heads.head import DraftHead, open_draft_head
 from specdist.models.loading.adapter_folder import open_adapter
 from specdist.models.loading.places import check_weights
+from specdist.models.passes import products
 from specdist.models.passes.all_reduce import Choice
 from specdist.models.sharding.tp_plan import check_heads
 from specdist.models.sizes.reserve import gib
@@ -44,7 +45,8 @@ BLOCK_LENGTHS = ("num_draft_tokens", "max_draft_tokens")
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
     """The models, as every rank must know them. ``is_expert_parallel``: each of several ranks of the target
-    has whole experts. ``sums``: over these ranks, as a run that goes on has chosen them."""
+    has whole experts. ``sums``: over these ranks, and ``products`` of the target, as a run that goes on has
+    chosen them."""
 
     target: Checkpoint
     draft: Checkpoint | None
@@ -53,6 +55,7 @@ class ModelPlan:
     constraints: RunConstraints
     is_expert_parallel: bool = False
     sums: Choice | None = None
+    products: products.Choice | None = None
     head: DraftHead | None = None
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import Manifest
@@ -12,7 +14,6 @@ from specdist.data.stats.shard import Stats
 from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import gpu_price_of, price_text
-from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.start_check.loading_check import LoadingCheck
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -22,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def record_check(
-    config: GenerateConfig, run: RunPlan, check: LoadingCheck, sums: Choice | None = None
+    config: GenerateConfig, run: RunPlan, check: LoadingCheck, choices: Mapping[str, Any]
 ) -> bool:
-    """Write the result of the check of the loaded target into the manifest, once per run, with its ``sums``
-    over the ranks; log whether the run is exact, and return it.
+    """Write the result of the check of the loaded target into the manifest, once per run, with the
+    ``choices`` of its sums over the ranks and its products, by their names there; log whether the run is
+    exact, and return it.
 
     Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
     """
@@ -33,8 +35,8 @@ def record_check(
     if CHECK not in folder.manifest.info:
         with run.membership.setup():
             if CHECK not in folder.manifest.info:
-                if sums is not None:
-                    folder.freeze(SUMS, sums)
+                for name, choice in choices.items():
+                    folder.freeze(name, choice)
                 # In this order: where there is a check, ``exact`` is what it found.
                 folder.freeze("exact", config.is_exact and check.is_checked)
                 folder.freeze(CHECK, check.to_json())

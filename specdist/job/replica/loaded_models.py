@@ -133,7 +133,9 @@ class _Loading:
                 sums=self.models.sums,
                 on_tensor=on_step,
             )
-        acceleration = Acceleration.of(device, group, has_float8_cache=files.has_float8_cache)
+        acceleration = Acceleration.of(
+            device, group, has_float8_cache=files.has_float8_cache, products=self.models.products
+        )
         reads = None
         if draft is not None and draft.drafter is not None:
             num_layers = files.config.get_text_config().num_hidden_layers

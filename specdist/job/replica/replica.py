@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,8 +30,9 @@ from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
-from specdist.models.passes.all_reduce import SUMMING, Choice
+from specdist.models.passes.all_reduce import SUMMING, SUMS
 from specdist.models.passes.graphs import GraphMemory
+from specdist.models.passes.products import PRODUCTS
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.start_check.loading_check import LoadingCheck
 from specdist.policies.costs import Agree, CostModel
@@ -332,10 +334,11 @@ class Replica:
         return self._loaded.check
 
     @property
-    def sums(self) -> Choice | None:
-        """How a target on several GPUs sums over them."""
-        sums = None if self._loaded.target is None else getattr(self._loaded.target.model, SUMMING, None)
-        return None if sums is None else sums.choice
+    def choices(self) -> dict[str, Any]:
+        """How a target on GPUs sums over them and multiplies, by the names in a manifest."""
+        found = {} if self._loaded.target is None else vars(self._loaded.target.model)
+        choices = {PRODUCTS: found[PRODUCTS]} if PRODUCTS in found else {}
+        return choices | ({SUMS: found[SUMMING].choice} if SUMMING in found else {})
 
     def serve(self) -> None:
         """The loop of all ranks except rank 0."""

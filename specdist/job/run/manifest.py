@@ -24,6 +24,7 @@ from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.heads.head import DraftHead
 from specdist.models.passes.all_reduce import SUMS
+from specdist.models.passes.products import PRODUCTS
 from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
@@ -59,10 +60,10 @@ def run_manifest(
 
 def frozen_models(config: GenerateConfig, models: ModelPlan, info: Mapping[str, Any]) -> ModelPlan:
     """The models with experts shared out as in a run that has begun, if it has as many ranks and the option
-    says nothing else, and with its sums over them."""
+    says nothing else, and with its sums over them and its products."""
     if info.get("tp_size") != config.tp_size:
         return models
-    models = dataclasses.replace(models, sums=info.get(SUMS))
+    models = dataclasses.replace(models, sums=info.get(SUMS), products=info.get(PRODUCTS))
     if config.expert_parallel != AUTO:
         return models
     return dataclasses.replace(models, is_expert_parallel=info.get(EXPERT_PARALLEL, False))

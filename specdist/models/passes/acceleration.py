@@ -16,6 +16,7 @@ from specdist.models.attention.library_kernels import FlashAttention3Kernel, Fla
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.graphs import CudaGraphs
+from specdist.models.passes.products import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Acceleration:
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
         keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
         has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.key_value`).
+        products: an earlier choice of those of few tokens (:mod:`specdist.models.passes.products`).
     """
 
     is_static: bool = False
@@ -43,10 +45,15 @@ class Acceleration:
     is_compiled: bool = False
     keeps_latents: bool = True
     has_float8_cache: bool = False
+    products: Choice | None = None
 
     @staticmethod
     def of(
-        device: torch.device, group: dist.ProcessGroup | None = None, *, has_float8_cache: bool = False
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        *,
+        has_float8_cache: bool = False,
+        products: Choice | None = None,
     ) -> Acceleration:
         """The best choice on this device, for a model that the group shares. On a CPU a pass is not bound by
         launches, and padding costs time."""
@@ -66,6 +73,7 @@ class Acceleration:
             group=group,
             is_fused=True,
             has_float8_cache=has_float8_cache,
+            products=products,
         )
 
 

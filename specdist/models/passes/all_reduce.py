@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
@@ -59,6 +60,8 @@ SUMS = "sums_over_ranks"
 BACKEND = "all-reduce"
 # The attribute of a sharded model for what sums.
 SUMMING = "summing_over_ranks"
+# The attribute of a layer for its product, if that is not torch's.
+PRODUCT = "product_by_tokens"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
 # Ranks that connect their memory come at the same time: longer, one of them has failed.
@@ -201,7 +204,7 @@ def choose_sums(
         if type(module) is LinearAllreduce or (
             isinstance(module, QuantizedLinear) and module.sums_over_ranks
         ):
-            module.forward = functools.partial(_forward, module, sums)
+            module.forward = functools.partial(summed_product, module, sums)
         elif hasattr(module, "sum_over_ranks"):
             module.sum_over_ranks = sums.add  # type: ignore[assignment]
     used = ", ".join(f"{way} up to {most / 2**10:g} KiB" for most, way in choice)
@@ -209,12 +212,13 @@ def choose_sums(
     return choice
 
 
-def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
+def summed_product(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
     """What DeepSpeed's layer does, with another sum."""
     if isinstance(layer, QuantizedLinear):
         output = layer.local_product(inputs)
     else:
-        output = torch.matmul(inputs, layer.weight.transpose(-1, -2))  # type: ignore[operator]
+        product: Any = getattr(layer, PRODUCT, F.linear)
+        output = product(inputs, layer.weight)
     output = sums.add(output)
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 

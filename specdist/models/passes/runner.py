@@ -34,6 +34,7 @@ from specdist.models.passes.compiled_check import choose_pass
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, StateReader
 from specdist.models.passes.model_cache import CacheSizes, ModelCache
+from specdist.models.passes.products import choose_products
 from specdist.models.passes.static import StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, TorchPass
@@ -86,6 +87,9 @@ class ModelRunner:
         keeps_latents = acceleration.keeps_latents and can_keep_latents(model)
         self._shapes = LayerShapes(positions_of(model), keeps_latents=keeps_latents)
         self.torch_pass = make_pass(model, device, self._shapes, is_fused=acceleration.is_fused)
+        if acceleration.capturer is not None:
+            group, frozen = acceleration.group, acceleration.products
+            choose_products(model, dtype=self.dtype, device=device, group=group, frozen=frozen)
         self.rope_border = use_frequencies_by_row(model)
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)

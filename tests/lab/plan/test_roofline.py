@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from specdist.lab.plan.hardware import (
     CACHE_RATE,
@@ -19,13 +20,16 @@ from specdist.lab.plan.hardware import (
     find_gpu,
 )
 from specdist.lab.plan.roofline import (
+    DRAFT_PASS,
     NO_COUNTS,
     PACKING_S,
+    TARGET_PASS,
     PassCounts,
     Placement,
 )
+from specdist.lab.plan.shapes import SHAPES
 from specdist.models.quantized.quantized import requested_format
-from specdist.models.sizes.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.errors import UserError
 from tests.job.memory_plans import llama_1b, llama_70b
 from tests.ranks import REPOSITORY
@@ -140,6 +144,27 @@ def test_quantised_products_have_the_rates_that_were_measured() -> None:
         reads = narrow["1 tokens"]["gb_per_s"] / plain[1]["gb_per_s"]
         computes = narrow["2048 tokens"]["tflop_per_s"] / plain[2048]["tflop_per_s"]
         assert GPUS["h200"].products[kind] == pytest.approx((reads, computes), rel=0.02)
+
+
+def test_what_products_of_few_tokens_may_bring_on_an_h200(draft: ModelSize) -> None:
+    """An estimate: milliseconds of the device for a token of an 8B, and for a step of a 1B. Their weights at
+    85% of the memory's peak (assumed: copies reach 90%, cuBLAS 64%); all other kernels, as they are counted,
+    each in the time that they took in a pass that was measured, when a layer had 14 with seven products."""
+    costs, graphs = (
+        json.loads((REPOSITORY / f"jobs/benchmarks/h200/{name}.json").read_text(encoding="utf-8"))
+        for name in ("costs", "graphs")
+    )
+    large = model_size("8b", SHAPES["8b"].llama_config(torch.bfloat16), HALF_BYTES)
+    layer = next(one for one in costs["products"] if (one["model"], one["num_tokens"]) == ("8B", 1))
+    head_s = HALF_BYTES * 128_256 * 4096 / costs["costs"]["read_bytes_per_s"]
+    outside = TARGET_PASS.kernels_outside_of_layers
+    of_others_s = graphs["passes"][0]["replayed_s"] - 32 * layer["seconds"] - head_s
+    other_s = of_others_s / (32 * (14 - 7) + outside)
+    for model, counts, most_ms in ((large, TARGET_PASS, 4.3), (draft, DRAFT_PASS, 0.85)):
+        # The activation is in the product before it; four are products.
+        num_others = counts.kernels(len(model.layers)) - (1 + 4) * len(model.layers)
+        reading_s = model.streamed_bytes(1) / (0.85 * GPUS["h200"].bandwidth_bytes_per_s)
+        assert round(1e3 * (reading_s + num_others * other_s), 2) <= most_ms
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "h200", "b200", "l40s"])
