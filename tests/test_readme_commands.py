@@ -45,7 +45,7 @@ ELSEWHERE = {
     "jobs/offline.sh": "downloads gigabytes (tests/test_offline.py)",
     "tests/run.sh": "runs this test",
     "slurm/run.sh": "needs a cluster, of which the tests start a small one (tests/slurm)",
-    "--emulate": "measures for minutes (tests/lab/emulation)",
+    "--emulate": "takes minutes (tests/lab/emulation)",
     "s3://": "needs a bucket, of which the tests start a server (tests/job/test_buckets.py)",
     "jobs/evaluate.py": "wants prompts with answers (tests/results/evaluate/test_readme.py)",
 }

@@ -1,1 +1,1 @@
-"""The engine at a GPU's pace on a machine without one: everything is real but the two models."""
+"""The engine at a GPU's pace on a machine without one: all is real but the models, the clock and messages."""

@@ -39,14 +39,9 @@ class EmulationConfig:
     _argument_group_name = "Emulation"
 
     emulate: str = option(
-        help=f"emulate this GPU: {', '.join(GPUS)}. Scheduler, engine, draft, policies and messages are "
-        "real; the models are Markov tables whose passes take the time that jobs/plan.py predicts. The "
-        "defaults take about five minutes on two cores; fewer --rounds, --modes or --batch_sizes take less"
-    )
-    clock: Literal["real", "virtual"] = option(
-        "real",
-        help="real measures the host's time on this machine: nothing else should run; virtual gives hosts "
-        "and messages a fixed time, so that results are the same on every machine",
+        help=f"emulate this GPU: {', '.join(GPUS)}. Scheduler, engine, draft and policies are "
+        "real; the models are Markov tables whose passes take the time that jobs/plan.py predicts, and hosts "
+        "and messages a fixed time, so that results are the same on every machine"
     )
     calibration: str | None = option(
         None,
@@ -77,8 +72,7 @@ class EmulationConfig:
     )
     vocab_size: int = option(
         SMALLEST_VOCABULARY,
-        help=f"tokens of the pair, a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}; many "
-        "take this machine longer than the emulated GPU, which the result then says",
+        help=f"tokens of the pair, a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",
         rule=VOCABULARY,
     )
     temperature: float = option(
@@ -92,13 +86,6 @@ class EmulationConfig:
     rounds: int = option(
         150, help="rounds that are measured for each batch size, mode and policy", at_least=1
     )
-    repeats: int = option(
-        1,
-        help="measurements of every case, taking turns; the one with the median share of exposed host time "
-        "counts",
-        at_least=1,
-    )
-
     # Methods
     batch_sizes: list[int] | None = option(
         None, help="numbers of running sequences (default: 1 8 32 64 128)", action="extend", at_least=1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
 from specdist.engine.assembly import PAGE_SIZE, Assembly
-from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
@@ -35,18 +33,14 @@ from specdist.policies.formulas import caught_share
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.policies.registry import PolicyChoice, needs_costs
 from specdist.sampling.distributions import SamplingSettings
-from tests.lab.emulation import virtual
 from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig, label_of
-from tests.lab.emulation.draft_rank import DraftRank, torch_threads
 from tests.lab.emulation.markov import PairSettings, markov_pair
-from tests.lab.emulation.results import EmulationResult, Measured, Outcome
-from tests.lab.emulation.rows import RowSettings, open_rows
-from tests.lab.emulation.session import Replica, Run
-from tests.lab.emulation.sides import DraftServer, EmulatedOrder
+from tests.lab.emulation.results import EmulationResult, Outcome
+from tests.lab.emulation.sides import EmulatedOrder
+from tests.lab.emulation.virtual import VirtualRun, planned_host_times
 
 # Before the batch is full, sequences that are in it generate; then come warm-ups.
 NUM_MORE_ROUNDS = 100
-ROWS_PER_SHARD = 64
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +56,6 @@ class Case:
     @property
     def has_own_gpu(self) -> bool:
         return self.mode in (*OWN_GPU, AUTO)
-
-    @property
-    def needs_host_times(self) -> bool:
-        """Whether what is done depends on them. A fixed amount of work is planned by passes alone."""
-        has_costs = self.has_own_gpu and needs_costs(self.choice.policy)
-        return self.mode == AUTO or has_costs
 
 
 class Emulation:
@@ -94,14 +82,6 @@ class Emulation:
             seed=config.seed,
         )
 
-    def draft_server(self) -> DraftServer:
-        """Of a draft with a GPU of its own, here or in a process of its own."""
-        return DraftServer(self.pair, self.draft)
-
-    def replica(self, rank: DraftRank | None) -> Replica:
-        """With a draft of its own on ``rank``."""
-        return Replica(markov_pair(self.pair), self.target, self.draft, rank)
-
     def cases(self) -> Iterator[Case]:
         config = self.config
         modes = [MODE_OPTIONS[name] for name in config.modes or []]
@@ -123,10 +103,9 @@ class Emulation:
         )
         return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
 
-    def order(self, case: Case, costs: CostModel | None = None) -> EmulatedOrder:
-        """The assembly as the main job would make it from these costs, by default those of the passes."""
+    def order(self, case: Case, costs: CostModel) -> EmulatedOrder:
+        """The assembly as the main job would make it from these costs."""
         config, choice, num_slots = self.config, case.choice, case.batch_size
-        costs = costs or self.costs(case).passes
         ahead = ALONE
         if case.mode in ("asynchronous", "branches"):
             sizes: dict[str, Any] = {
@@ -172,58 +151,17 @@ class Emulation:
             max_branch_tokens=block,
         )
 
-    def measure(
-        self,
-        replica: Replica,
-        case: Case,
-        on_completion: Callable[[Completion], None] | None = None,
-    ) -> tuple[Outcome, Run]:
-        """One case by this machine's clock."""
-        config, order = self.config, self.order(case)
-        if case.needs_host_times:
-            # As the main job assumes them.
-            order = self.order(case, OWN_RANK.added_to(self.costs(case).passes))
-        rows = RowSettings(
-            num_rows=self.num_rows(case),
-            num_slots=case.batch_size,
-            prompt_tokens=config.prompt_tokens,
-            output_tokens=config.output_tokens,
-            vocab_size=config.vocab_size,
-            rows_per_shard=ROWS_PER_SHARD,
-            seed=config.seed,
-        )
-        with open_rows(rows) as opened:
-            run = replica.run(
-                order,
-                opened,
-                num_rounds=config.rounds,
-                on_own_rank=case.has_own_gpu,
-                on_completion=on_completion,
-            )
-        outcome = self._outcome(case, order, self.costs(case), run.num_tokens, run.times.seconds)
-        return dataclasses.replace(outcome, measured=Measured.of(run)), run
-
-    def simulate(self, case: Case) -> Outcome:
-        """One case in virtual time."""
-        costs = self.costs(case)
-        order = self.order(case, OWN_RANK.added_to(costs.passes))
+    def run_of(self, case: Case) -> VirtualRun:
+        """With times of hosts as the main job assumes them."""
+        order = self.order(case, OWN_RANK.added_to(self.costs(case).passes))
         pair = markov_pair(self.pair)
-        run = virtual.VirtualRun(order, pair, self.target, self.draft, has_own_gpu=case.has_own_gpu)
-        num_tokens, seconds = run.steady_rounds(self.config.rounds, self.num_rows(case))
-        hosts = virtual.planned_host_times(costs, case.mode)
-        return self._outcome(case, order, hosts, num_tokens, seconds)
+        return VirtualRun(order, pair, self.target, self.draft, has_own_gpu=case.has_own_gpu)
 
-    def num_rows(self, case: Case) -> int:
-        """Requests of which enough are left at the end: more cannot end in these rounds."""
-        num_rounds = self.config.rounds + NUM_MORE_ROUNDS
-        most_new = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2)
-        return 2 * case.batch_size + most_new // self.config.output_tokens
-
-    def _outcome(
-        self, case: Case, order: EmulatedOrder, costs: ReplicaCosts, num_tokens: int, seconds: float
-    ) -> Outcome:
-        """``costs``: by which the planner predicts."""
-        config, ahead = self.config, order.assembly.ahead
+    def measure(self, case: Case) -> Outcome:
+        """One case, beside what the planner predicts with the same times of hosts and messages."""
+        config, run = self.config, self.run_of(case)
+        ahead = run.order.assembly.ahead
+        num_tokens, seconds = run.steady_rounds(config.rounds, self.num_rows(case))
         return Outcome(
             batch_size=case.batch_size,
             mode=case.mode,
@@ -231,9 +169,15 @@ class Emulation:
             num_gpus=config.tp_size + case.has_own_gpu,
             num_branches=ahead.num_branches,
             tokens_per_s=num_tokens / seconds,
-            planned_tokens_per_s=self._planned(case, ahead, costs),
+            planned_tokens_per_s=self._planned(case, ahead, planned_host_times(self.costs(case), case.mode)),
             tokens_per_round=num_tokens / config.rounds / case.batch_size,
         )
+
+    def num_rows(self, case: Case) -> int:
+        """Requests of which enough are left at the end: more cannot end in these rounds."""
+        num_rounds = self.config.rounds + NUM_MORE_ROUNDS
+        most_new = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2)
+        return 2 * case.batch_size + most_new // self.config.output_tokens
 
     def _planned(self, case: Case, ahead: RoundShape, costs: ReplicaCosts) -> float | None:
         """The planner's tokens per second; None for lengths that are not fixed."""
@@ -254,32 +198,23 @@ class Emulation:
 def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     """Measure every case, and write ``--output`` at the end.
 
-    Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
+    Raises :class:`UserError` before anything is measured.
     """
-    emulation = Emulation(config)
-    cases, is_real = list(emulation.cases()), config.clock == "real"
-    num_repeats = config.repeats if is_real else 1
-    found: list[list[Outcome]] = [[] for _ in cases]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch_threads(1))
-        rank = None
-        if is_real and any(case.has_own_gpu for case in cases):
-            rank = stack.enter_context(DraftRank(emulation.draft_server))
-        replica = emulation.replica(rank)
-        for number, case in enumerate(cases * num_repeats):
-            outcome = emulation.measure(replica, case)[0] if is_real else emulation.simulate(case)
-            found[number % len(cases)].append(outcome)
-            logger.info(
-                "%d of %d: batch %d, %s, %s: %.1f tokens/s",
-                *(number + 1, len(cases) * num_repeats, case.batch_size, case.mode, label_of(case.choice)),
-                outcome.tokens_per_s,
-            )
+    emulation, outcomes = Emulation(config), []
+    cases = list(emulation.cases())
+    for number, case in enumerate(cases, 1):
+        outcomes.append(emulation.measure(case))
+        logger.info(
+            "%d of %d: batch %d, %s, %s: %.1f tokens/s",
+            *(number, len(cases), case.batch_size, case.mode, label_of(case.choice)),
+            outcomes[-1].tokens_per_s,
+        )
     result = EmulationResult(
         command=command,
         date=now_utc(),
         settings=dataclasses.asdict(config),
         figures=emulation.target.gpu.figures,
-        outcomes=[Outcome.median(repeats) for repeats in found],
+        outcomes=outcomes,
     )
     if config.output is not None:
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,12 +129,11 @@ class EmulatedRunner:
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Logits [N, V], which are there once the pass is over."""
-        segments, asked_ns = Segments.of(batch), time.monotonic_ns()
-        self._queue.queue(self.pass_ns(segments, len(batch), len(logits_index)), asked_ns)
+        segments = Segments.of(batch)
+        self._queue.queue(self.pass_ns(segments, len(batch), len(logits_index)))
         if not self.is_full:
             self._note_prompts(batch, segments)
-        with self._queue.standing_in():
-            return self._queue.tensor(self.model.logits(last_ids(batch, logits_index)))
+        return self._queue.tensor(self.model.logits(last_ids(batch, logits_index)))
 
     def pass_ns(self, segments: Segments, num_tokens: int, num_logits: int) -> int:
         """Nanoseconds of a pass, with sampling."""
@@ -169,30 +167,28 @@ class EmulatedRuns:
         """See :meth:`StaticRuns.run`. A recorded step takes the time of all sequences of the first."""
         del features_3A
         segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
-        asked_ns = time.monotonic_ns()
         step_ns = self._runner.pass_ns(segments, num_rows, num_rows)
         duration_ns = self._runner.pass_ns(segments, len(batch), num_rows) + (num_steps - 1) * step_ns
-        self._queue.queue(duration_ns, asked_ns)
-        with self._queue.standing_in():
-            model = self._runner.model
-            ids_A = last_ids(batch, segments.starts_S + segments.lengths_S - 1)
-            stream_keys_A = torch.from_numpy(keys.stream_keys_N)
-            positions_DA = torch.from_numpy(keys.positions_N) + torch.arange(num_steps)[:, None]
-            misses_A = torch.from_numpy(keys.num_misses_N)
-            uniforms_DA = None
-            if draws.settings.is_random:
-                uniforms_DA = uniforms(stream_keys_A, positions_DA, misses_A, Purpose.DRAFT)
-            columns: list[Tensor] = []
-            scores: list[Tensor] = []
-            for step in range(num_steps):
-                uniforms_A = None if uniforms_DA is None else uniforms_DA[step]
-                drawn = draws.draw(model.logits(ids_A), stream_keys_A, positions_DA[step], uniforms_A)
-                ids_A = drawn.token_ids_N
-                columns += [ids_A.double(), drawn.probabilities_N]
-                columns += [] if drawn.features_3N is None else drawn.features_3N.double().unbind()
-                scores.append(self._queue.tensor(drawn.scores_NV))
-            columns_DCA = torch.stack(columns).view(num_steps, -1, num_rows)
-            return DraftedRun(self._queue.tensor(columns_DCA), scores)
+        self._queue.queue(duration_ns)
+        model = self._runner.model
+        ids_A = last_ids(batch, segments.starts_S + segments.lengths_S - 1)
+        stream_keys_A = torch.from_numpy(keys.stream_keys_N)
+        positions_DA = torch.from_numpy(keys.positions_N) + torch.arange(num_steps)[:, None]
+        misses_A = torch.from_numpy(keys.num_misses_N)
+        uniforms_DA = None
+        if draws.settings.is_random:
+            uniforms_DA = uniforms(stream_keys_A, positions_DA, misses_A, Purpose.DRAFT)
+        columns: list[Tensor] = []
+        scores: list[Tensor] = []
+        for step in range(num_steps):
+            uniforms_A = None if uniforms_DA is None else uniforms_DA[step]
+            drawn = draws.draw(model.logits(ids_A), stream_keys_A, positions_DA[step], uniforms_A)
+            ids_A = drawn.token_ids_N
+            columns += [ids_A.double(), drawn.probabilities_N]
+            columns += [] if drawn.features_3N is None else drawn.features_3N.double().unbind()
+            scores.append(self._queue.tensor(drawn.scores_NV))
+        columns_DCA = torch.stack(columns).view(num_steps, -1, num_rows)
+        return DraftedRun(self._queue.tensor(columns_DCA), scores)
 
 
 def last_ids(batch: FlatBatch, index: Sequence[int] | np.ndarray) -> Tensor:

@@ -1,53 +1,20 @@
-"""The two sides of an emulated run: the target's in this process, the draft's here or on a rank of its own.
-
-Both keep a log of when their devices worked.
-"""
+"""The two sides of an emulated run, the target's and the draft's, and what both must know."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-import torch
-
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.client import serve_draft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.messages import link
 from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
-from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
-from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import PolicyChoice, build_policy
-from tests.lab.emulation.accounting import SideLog
 from tests.lab.emulation.device import EmulatedDevice
-from tests.lab.emulation.markov import PairSettings, markov_pair
-from tests.lab.emulation.runner import EmulatedRunner, Pace
-
-
-@contextlib.contextmanager
-def half_of_the_cores(half: int) -> Iterator[None]:
-    """The target's process keeps to the first half of the cores, the draft's to the second, as ranks keep to
-    those next to their GPUs. Else a message may be handled on its sender's core, which then waits."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) < 2:
-        yield
-        return
-    middle = len(cores) // 2
-    os.sched_setaffinity(0, cores[middle:] if half else cores[:middle])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
+from tests.lab.emulation.runner import EmulatedRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,29 +35,6 @@ class EmulatedOrder:
     max_branch_tokens: int = 0
 
 
-class DraftServer:
-    """The draft of one engine after another, in the process of its own."""
-
-    def __init__(self, pair: PairSettings, placement: Placement) -> None:
-        torch.set_num_threads(1)
-        self._device = EmulatedDevice()
-        self._runner = EmulatedRunner(markov_pair(pair).draft, Pace(placement), self._device)
-
-    def build(self, order: EmulatedOrder) -> None:
-        self._device.forget()
-        self._clock = timeline("transfer", self._device)
-        self._draft = ObservedDraft(new_draft(order, self._runner, self._clock))
-
-    def serve(self) -> None:
-        """Serve one engine to its end."""
-        with half_of_the_cores(1):
-            serve_draft(cast(DraftWorker, self._draft), RANK_ZERO, clock=self._clock, wait=link.busy_wait)
-
-    def log(self) -> SideLog:
-        """Of the last engine."""
-        return log_of(self._device, self._draft.spans)
-
-
 def new_draft(
     order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline, *, may_be_skipped: bool = False
 ) -> DraftWorker:
@@ -109,24 +53,6 @@ def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:
     return Timeline(rest, clock=DeviceClock(device.new_event))
 
 
-class ObservedDraft:
-    """A draft that notes when it answers."""
-
-    def __init__(self, draft: DraftWorker) -> None:
-        self._draft = draft
-        self.device = draft.device
-        self.follow = draft.follow
-        self.prefill_and_draft_ahead = draft.prefill_and_draft_ahead
-        # From a request to its reply.
-        self.spans: list[tuple[int, int]] = []
-
-    def respond(self, request: ProposalRequest) -> ProposalReply:
-        begin = time.monotonic_ns()
-        reply = self._draft.respond(request)
-        self.spans.append((begin, time.monotonic_ns()))
-        return reply
-
-
 class ObservedTarget:
     """A target that notes when its passes begin."""
 
@@ -143,9 +69,3 @@ class ObservedTarget:
 
     def close(self) -> None:
         self._target.close()
-
-
-def log_of(device: EmulatedDevice, spans: Sequence[tuple[int, int]] = ()) -> SideLog:
-    """What a side has done; ``spans``: of its replies."""
-    passes_P2, spans_S2 = (np.array(part, np.int64).reshape(-1, 2) for part in (device.passes, spans))
-    return SideLog(passes_P2, spans_S2, device.num_slow)

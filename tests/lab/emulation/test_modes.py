@@ -3,71 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from specdist.config.arguments import parse_arguments
-from specdist.engine.request import Completion
 from specdist.utils.errors import UserError
 from tests.lab.emulation.__main__ import main
-from tests.lab.emulation.config import EmulationConfig, label_of
-from tests.lab.emulation.draft_rank import DraftRank
-from tests.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
+from tests.lab.emulation.config import MODE_OPTIONS, EmulationConfig
+from tests.lab.emulation.markov import TARGET_WEIGHTS
 from tests.lab.emulation.run import Emulation
 from tests.statistics import chi_square_p_value
 
-# Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.
-SMALL = ["--emulate", "b200", "--target", "350m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
-         "24", "--batch_sizes", "6", "--rounds", "40", "--acceptance", "0.7"]  # fmt: skip
-MODES = ("target only", "colocated", "synchronous", "asynchronous", "branches")
+# Passes of six milliseconds, and draft steps of a tenth of that: work ahead pays, whatever hosts take.
+SMALL = ["--emulate", "h100-sxm", "--target", "8b", "--draft", "0.5b", "--prompt_tokens", "20",
+         "--output_tokens", "24", "--batch_sizes", "6", "--rounds", "40", "--acceptance", "0.7"]  # fmt: skip
 # Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
 LEAST_P = 1e-4
 
 
-@pytest.fixture(scope="module", params=[("0", "fixed"), ("1", "confidence")], ids=["greedy", "sampled"])
-def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[str, list[Completion]]]]:
-    """Completions by mode and policy."""
-    temperature, policy = request.param
-    arguments = [*SMALL, "--temperature", temperature, "--policies", policy]
-    emulation = Emulation(parse_arguments(EmulationConfig, arguments))
-    found: dict[str, list[Completion]] = {}
-    with DraftRank(emulation.draft_server) as rank:
-        replica = emulation.replica(rank)
-        for case in emulation.cases():
-            completions = found.setdefault(f"{case.mode}, {label_of(case.choice)}", [])
-            outcome, run = emulation.measure(replica, case, completions.append)
-            assert len(run.times.lengths_R) == 40
-            assert outcome.measured is not None and 0 <= outcome.measured.exposed_share < 1
-            assert run.num_tokens == pytest.approx(outcome.tokens_per_round * 40 * 6)
-    yield emulation, found
-
-
-def test_every_mode_emits_the_targets_own_tokens(
-    emitted: tuple[Emulation, dict[str, list[Completion]]],
-) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "policy"), [("0", "fixed"), ("1", "confidence")], ids=["greedy", "sampled"]
+)
+def test_every_mode_emits_the_targets_own_tokens(temperature: str, policy: str) -> None:
     """Greedy: each the next on the circle. Sampled: as far on as the target's probabilities say."""
-    emulation, found = emitted
-    order_V = markov_pair(emulation.pair).order_V
-    places_V = np.argsort(order_V)
-    assert {name.partition(",")[0] for name in found} == set(MODES)
-    for name, completions in found.items():
-        assert len(completions) >= 10
+    chosen = ["--temperature", temperature, "--policies", policy, "--modes", *MODE_OPTIONS]
+    emulation = Emulation(parse_arguments(EmulationConfig, [*SMALL, *chosen]))
+    cases = list(emulation.cases())
+    assert {case.mode for case in cases} == {*MODE_OPTIONS.values()}
+    for case in cases:
+        run = emulation.run_of(case)
+        completions = list(run.engine(run.requests(30)).run())
         has_drafted = any(completion.num_accepted_draft_tokens for completion in completions)
-        assert has_drafted == (name != "target only, target only"), name
-        counts = np.zeros(len(order_V), int)
+        assert len(completions) == 30 and has_drafted == (case.mode != "target only"), case
+        places_V = np.argsort(run.pair.order_V)
+        counts = np.zeros(len(places_V), int)
         for completion in completions:
             ids = [completion.request.prompt_ids[-1], *completion.token_ids]
-            np.add.at(counts, np.diff(places_V[ids]) % len(order_V), 1)
-        if emulation.pair.temperature == 0:
-            assert counts[1] == counts.sum(), name
+            np.add.at(counts, np.diff(places_V[ids]) % len(places_V), 1)
+        if temperature == "0":
+            assert counts[1] == counts.sum(), case
         else:
             steps = counts[1 : 1 + len(TARGET_WEIGHTS)]
-            assert steps.sum() == counts.sum(), name
+            assert steps.sum() == counts.sum(), case
             p_value = chi_square_p_value(torch.from_numpy(steps), torch.from_numpy(TARGET_WEIGHTS))
-            assert p_value > LEAST_P, (name, steps)
+            assert p_value > LEAST_P, (case, steps)
 
 
 def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,10 +63,7 @@ def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str
         (6, "target only", "target only"),
         (6, "colocated", "goodput"),
     ]
-    for one in results:
-        assert 0 < one["tokens_per_s"] <= one["measured"]["ideal_tokens_per_s"]
-        assert 0 <= one["measured"]["exposed_share"] < 1
-    assert results[0]["speedup_per_gpu"] == 1
+    assert min(one["tokens_per_s"] for one in results) > 0 and results[0]["speedup_per_gpu"] == 1
     assert any("colocated" in line and "goodput" in line for line in lines[:-1])
 
 
@@ -113,7 +91,6 @@ def test_a_draft_on_rank_0_of_a_sharded_target_takes_the_time_that_was_planned()
     options = ["--modes", "colocated", "--policies", "fixed", "--rounds", "60", "--acceptance", "0.8"]
     emulation = Emulation(parse_arguments(EmulationConfig, [*large, *options]))
     *_, case = emulation.cases()
-    outcome, _ = emulation.measure(emulation.replica(None), case)
+    outcome = emulation.measure(case)
     assert outcome.num_gpus == 4 and outcome.planned_tokens_per_s is not None
-    assert outcome.measured is not None
-    assert outcome.measured.ideal_tokens_per_s == pytest.approx(outcome.planned_tokens_per_s, rel=0.05)
+    assert outcome.tokens_per_s == pytest.approx(outcome.planned_tokens_per_s, rel=0.05)

@@ -28,7 +28,7 @@ def tokens_per_s(config: EmulationConfig, mode: Mode, choice: PolicyChoice) -> f
     """Of a batch of ``config``'s first size."""
     assert config.batch_sizes is not None
     case = Case(batch_size=config.batch_sizes[0], mode=mode, choice=choice)
-    return Emulation(config).simulate(case).tokens_per_s
+    return Emulation(config).measure(case).tokens_per_s
 
 
 @pytest.mark.parametrize("mode", ["colocated", "synchronous", "asynchronous"])
@@ -57,7 +57,7 @@ def test_the_planner_predicts_what_the_engine_does() -> None:
     """In every mode, with the same times of passes, hosts and messages in both."""
     config = EmulationConfig(
         emulate="h100-sxm", target="70b", draft="1b", tp_size=4, batch_sizes=[8], policies=["fixed"],
-        prompt_tokens=250, output_tokens=250, rounds=100, clock="virtual",
+        prompt_tokens=250, output_tokens=250, rounds=100,
     )  # fmt: skip
     outcomes = run_emulation(config, "").outcomes
     assert len(outcomes) == 5

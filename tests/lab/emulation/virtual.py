@@ -1,5 +1,5 @@
-"""The emulation in virtual time: the real engine, draft and policies, with clocks that only passes and hosts
-of a known pace move. A result costs no quiet machine, and is the same on every one.
+"""One engine's run in virtual time: the real engine, draft and policies, with clocks that only passes and
+hosts of a known pace move. A result costs no quiet machine, and is the same on every one.
 
 Each side has a host and a device. A host that reads a result waits for its device; a message takes its time
 from one host to the other. With a draft on the target's GPUs there is one of each.
@@ -8,7 +8,6 @@ from one host to the other. With a draft on the target's GPUs there is one of ea
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -19,9 +18,10 @@ from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.request import Request
+from specdist.engine.request import Request, Sequence
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Timeline
 from specdist.lab.plan.roofline import Placement
@@ -29,61 +29,86 @@ from specdist.lab.plan.simulate import OWN_GPU, Mode, ReplicaCosts
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
-from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
+from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovPair
 from tests.lab.emulation.runner import EmulatedRunner, Pace
-from tests.lab.emulation.session import Window
 from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, new_draft, timeline
 
+# Rounds before the first that is measured, and after the last.
+NUM_WARMUPS = 8
+ALL_TOKENS = 2**30
 # A request and its reply; the target's host between two passes; the draft's beside its steps, synchronous
 # and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md. The main job assumes
 # half.
 MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 500_000, 600_000, 2_000_000
 
 
-@dataclass
-class VirtualDevice(EmulatedDevice):
-    """``now_ns``: of its host."""
+class Window:
+    """Stops the engine when enough rounds have been measured, and counts their tokens.
 
-    now_ns: int = 0
+    ``first_pass``: number of the target pass with which they begin. Rounds are counted by their passes: the
+    round in which a lone sequence ends with its next token has none.
+    """
 
-    def queue(self, duration_ns: int, asked_ns: int = 0) -> None:
-        del asked_ns  # of the real clock
-        begin = max(self.now_ns, self.free_at_ns)
-        self.free_at_ns = begin + duration_ns
-        self.passes.append((begin, self.free_at_ns))
+    def __init__(self, runner: EmulatedRunner, limits: SchedulerSettings, num_rounds: int) -> None:
+        """``limits``: of the batch, from when it is full; before, all prompts may be in one pass, so that no
+        sequence is further on in the measured rounds than in a batch that has run for long."""
+        self._runner = runner
+        self._limits = limits
+        self._num_rounds = num_rounds
+        self._num_before_full = 0
+        self._is_begun = self._is_over = False
+        # By their order of admission.
+        self._sequences: dict[int, Sequence] = {}
+        self._newest = 0
+        self.first_pass = self.num_tokens = 0
 
-    def wait_until(self, moment_ns: int) -> None:
-        self.now_ns = max(self.now_ns, moment_ns)
+    def should_stop(self, engine: Engine, num_passes: int) -> bool:
+        """To be called before every round."""
+        running = engine.scheduler.running
+        # They are in the order of admission.
+        if running and running[-1].order > self._newest:
+            self._newest = running[-1].order
+            self._sequences |= {sequence.order: sequence for sequence in running}
+        if not self._runner.is_full:
+            self._num_before_full = num_passes
+            limits = dataclasses.replace(self._limits, max_num_batched_tokens=ALL_TOKENS)
+            engine.scheduler.settings = limits
+        elif not self._is_begun:
+            engine.scheduler.settings = self._limits
+        if not self._is_begun:
+            self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
+            if self._is_begun:
+                engine.commit()
+                self.first_pass, self.num_tokens = num_passes, -self._count()
+            return False
+        num_measured = num_passes - self.first_pass
+        if num_measured >= self._num_rounds and not self._is_over:
+            self._is_over = True
+            engine.commit()
+            self.num_tokens += self._count()
+        # The pass of one more round ends the last one that is measured.
+        return num_measured > self._num_rounds
 
-    def new_event(self) -> Any:
-        return VirtualEvent(self)
+    def passes_of(self, target: ObservedTarget) -> list[int]:
+        """Numbers of the measured rounds' target passes, and of the next one, among those of the device.
 
+        Raises RuntimeError if there are too few.
+        """
+        numbers = target.pass_numbers[self.first_pass : self.first_pass + self._num_rounds + 1]
+        if len(numbers) <= self._num_rounds:
+            raise RuntimeError("the requests ended before all rounds were measured")
+        return numbers
 
-@dataclass
-class VirtualEvent:
-    """See :class:`tests.lab.emulation.device.EmulatedEvent`."""
-
-    device: VirtualDevice
-    at_ns: int = field(default=0)
-
-    def record(self) -> None:
-        self.at_ns = max(self.device.now_ns, self.device.free_at_ns)
-
-    def query(self) -> bool:
-        return self.device.now_ns >= self.at_ns
-
-    def synchronize(self) -> None:
-        self.device.wait_until(self.at_ns)
-
-    def elapsed_time(self, end_event: Any) -> float:
-        return float((end_event.at_ns - self.at_ns) / NS_PER_MS)
+    def _count(self) -> int:
+        """Of all sequences so far; one that has ended may not have been made known yet."""
+        return sum(sequence.num_completion_tokens for sequence in self._sequences.values())
 
 
 class VirtualRank:
     """A draft on a rank of its own. Its host takes time where it drafts: before its reply, or ahead."""
 
-    def __init__(self, worker: DraftWorker, own: VirtualDevice, target: VirtualDevice) -> None:
+    def __init__(self, worker: DraftWorker, own: EmulatedDevice, target: EmulatedDevice) -> None:
         self._worker, self._own, self._target = worker, own, target
 
     def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
@@ -111,7 +136,7 @@ class VirtualRank:
 
 class _PacedTarget(ObservedTarget):
     def forward(self, updates: Any, verify_input: Any) -> Any:
-        cast(VirtualDevice, self._device).now_ns += ROUND_NS
+        self._device.now_ns += ROUND_NS
         return super().forward(updates, verify_input)
 
 
@@ -133,9 +158,9 @@ class VirtualRun:
         *,
         has_own_gpu: bool,
     ) -> None:
-        self.order = order
-        self.device = VirtualDevice()
-        draft_device = VirtualDevice() if has_own_gpu else self.device
+        self.order, self.pair = order, pair
+        self.device = EmulatedDevice()
+        draft_device = EmulatedDevice() if has_own_gpu else self.device
         self.runner = EmulatedRunner(pair.target, Pace(target), self.device)
         model_runner = cast(ModelRunner, self.runner)
         self._assembly = dataclasses.replace(order.assembly, stop_rules=StopRules(NO_TEXT))
@@ -163,13 +188,13 @@ class VirtualRun:
     def steady_rounds(self, num_rounds: int, num_rows: int) -> tuple[int, float]:
         """Tokens and seconds of so many rounds of a full batch, of at most ``num_rows`` requests."""
         window = Window(self.runner, self.order.assembly.scheduling, num_rounds)
-        engine = self.engine(self._requests(num_rows))
+        engine = self.engine(self.requests(num_rows))
         for _ in engine.run(lambda: window.should_stop(engine, len(self.target.pass_numbers))):
             pass
         begins = np.array(self.device.passes)[window.passes_of(self.target), 0]
         return window.num_tokens, float(begins[-1] - begins[0]) / 1e9
 
-    def _requests(self, num_rows: int) -> list[Request]:
+    def requests(self, num_rows: int) -> list[Request]:
         """The first ones are as far on as in a batch that has run for long."""
         scheduling, num_prompt = self._assembly.scheduling, self.order.prompt_tokens
         num_slots, num_new = self.order.num_full, scheduling.max_new_tokens

@@ -44,18 +44,8 @@ MEASURED = Calibration(
         for rows, process_s in ((1, 1e-4), (160, 5e-4))
     ),
 )
-PLAN = [
-    "--target",
-    "70b",
-    "--draft",
-    "1b",
-    "--gpu",
-    "h100-sxm",
-    "--gpus_per_node",
-    "4",
-    "--acceptance",
-    "0.8",
-]
+PLAN = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm", "--gpus_per_node", "4",
+        "--acceptance", "0.8"]  # fmt: skip
 
 
 def written(folder: Path, found: Calibration) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 
 import pytest
-from transformers import LlamaConfig
 
 from specdist.lab.plan.hardware import (
     CACHE_RATE,
@@ -26,8 +25,9 @@ from specdist.lab.plan.roofline import (
     Placement,
 )
 from specdist.models.quantized.quantized import requested_format
-from specdist.models.sizes.sizes import ModelSize, model_size
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.errors import UserError
+from tests.job.memory_plans import llama_1b, llama_70b
 from tests.ranks import REPOSITORY
 
 HALF_BYTES = 2
@@ -35,34 +35,16 @@ TP_SIZE = 4
 LONG = 16_384
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def target() -> ModelSize:
     """Llama 3.3 70B."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=8192,
-        intermediate_size=28_672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-    )
-    return model_size("70b", config, HALF_BYTES)
+    return llama_70b()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def draft() -> ModelSize:
     """Llama 3.2 1B."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    return model_size("1b", config, HALF_BYTES)
+    return llama_1b()
 
 
 def test_published_sizes(target: ModelSize, draft: ModelSize) -> None:
