@@ -29,7 +29,7 @@ from specdist.lab.plan.roofline import (
 )
 from specdist.lab.plan.shapes import SHAPES
 from specdist.models.quantized.quantized import requested_format
-from specdist.models.sizes.sizes import ModelSize, model_size
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.errors import UserError
 from tests.job.memory_plans import llama_1b, llama_70b
 from tests.ranks import REPOSITORY
@@ -45,7 +45,13 @@ def target() -> ModelSize:
     return llama_70b()
 
 
-def test_published_sizes(target: ModelSize) -> None:
+@pytest.fixture
+def draft() -> ModelSize:
+    """Llama 3.2 1B."""
+    return llama_1b()
+
+
+def test_published_sizes(target: ModelSize, draft: ModelSize) -> None:
     assert target.num_parameters == 70_553_706_496
     assert llama_1b().num_parameters == 1_235_814_400
 
