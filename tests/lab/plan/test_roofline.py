@@ -29,7 +29,7 @@ from specdist.lab.plan.roofline import (
 )
 from specdist.lab.plan.shapes import SHAPES
 from specdist.models.quantized.quantized import requested_format
-from specdist.models.sizes.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.errors import UserError
 from tests.job.memory_plans import llama_1b, llama_70b
 from tests.ranks import REPOSITORY
