@@ -217,8 +217,9 @@ def _place_gates(model: nn.Module, dtype: torch.dtype, device: torch.device, ref
     for module in model.modules():
         fused, joined = vars(module).get("forward"), vars(module).get("joined_gate_proj")
         product = None if joined is None else vars(joined.whole).get(all_reduce.PRODUCT)
-        is_plain = type(product) is Product
-        if isinstance(fused, FusedMlp) and is_plain and KERNEL in dict(product.choice).values():
+        if not isinstance(fused, FusedMlp) or product is None or isinstance(product, QuantizedProduct):
+            continue
+        if KERNEL in dict(product.choice).values():
             key = product.kind, fused.is_tanh
             if key not in tried:
                 x_TK = torch.randn(5, product.num_inputs, generator=torch.Generator().manual_seed(0))
