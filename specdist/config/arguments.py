@@ -286,6 +286,15 @@ class YamlOptions:
         root = self._loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"--config {self.path} must be a mapping of option names to values")
+        lines: dict[str, int] = {}
+        for key, _ in root.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise UserError(
+                    f"--config {self.path}, line {line}: {key.value} is in line {lines[key.value]}, too: "
+                    "leave one of them out"
+                )
+            lines[key.value] = line
         self._loader.flatten_mapping(root)
         return {str(key.value): (key.start_mark.line + 1, node) for key, node in root.value}
 

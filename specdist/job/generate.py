@@ -23,7 +23,7 @@ from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_ran
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.recording.assignments import Assignment, assign_from_rank0, follow_assignments
-from specdist.job.recording.closing import closing_lines, record_check
+from specdist.job.recording.check import record_check
 from specdist.job.recording.recording import Recorder
 from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
@@ -43,6 +43,7 @@ from specdist.job.run.preflight import (
 from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
+from specdist.job.totals.closing import closing_lines
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress
 from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document

@@ -83,6 +83,7 @@ def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path
             "line 2: max_new_tokens is 012, which is 10 in YAML: write it as a decimal",
         ),
         ("seed: 12:30", "line 1: seed is 12:30, which is 750 in YAML: write it as a decimal number"),
+        ("seed: 1\ntop_k: 2\nseed: 3", "line 3: seed is in line 1, too: leave one of them out"),
     ],
 )
 def test_what_yaml_reads_as_something_else_is_refused_with_the_line(

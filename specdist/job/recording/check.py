@@ -1,0 +1,42 @@
+"""What the check of the loaded target has found, in the manifest."""
+
+from __future__ import annotations
+
+import logging
+
+from specdist.config.generate import GenerateConfig
+from specdist.job.run.preflight import RunPlan
+from specdist.job.totals.closing import CHECK, exactness
+from specdist.models.passes.all_reduce import SUMS, Choice
+from specdist.models.start_check.loading_check import LoadingCheck
+
+logger = logging.getLogger(__name__)
+
+
+def record_check(
+    config: GenerateConfig, run: RunPlan, check: LoadingCheck, sums: Choice | None = None
+) -> bool:
+    """Write the result of the check of the loaded target into the manifest, once per run, with its ``sums``
+    over the ranks; log whether the run is exact, and return it.
+
+    Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
+    """
+    folder = run.folder
+    if CHECK not in folder.manifest.info:
+        with run.membership.setup():
+            if CHECK not in folder.manifest.info:
+                if sums is not None:
+                    folder.freeze(SUMS, sums)
+                # In this order: where there is a check, ``exact`` is what it found.
+                folder.freeze("exact", config.is_exact and check.is_checked)
+                folder.freeze(CHECK, check.to_json())
+    if check.is_checked:
+        logger.info("the loaded target matches its checkpoint: %s", check)
+    is_exact = bool(folder.manifest.info["exact"])
+    logger.log(
+        logging.INFO if is_exact else logging.WARNING,
+        "%s%s",
+        exactness(folder.manifest),
+        "" if config.is_exact else "; --verify all verifies every token",
+    )
+    return is_exact
