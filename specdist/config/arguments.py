@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
+from specdist.config.yaml_options import YamlOptions, reading_yaml, says
 from specdist.utils.errors import UserError
 from specdist.utils.rules import BOUNDS, RULE, Rule, within
 
@@ -224,7 +225,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         Raises :class:`UserError` if the file is not one flat mapping of options to values, with the line.
         """
         arguments: list[str] = []
-        with _reading(path) as read:
+        with reading_yaml(path) as read:
             for name, (line, node) in read.options().items():
                 place = f"--config {path}, line {line}"
                 if name == "config":
@@ -255,7 +256,7 @@ class OptionParser(HfArgumentParser, CommandParser):
                 )
             return item.value if item.tag in PLAIN_TAGS else read.value(item)
         value = read.value(item)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not _says(item.value, value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not says(item.value, value):
             raise UserError(
                 f"{place} is {item.value}, which is {value} in YAML: write it as a decimal number"
             )
@@ -273,36 +274,6 @@ class ShowHelp(argparse.Action):
         parser.exit()
 
 
-class YamlOptions:
-    """A YAML file of options. Every method raises as :meth:`value` does."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-
-    def options(self) -> dict[str, tuple[int, yaml.Node]]:
-        """Values by option's name, each with its line, from 1. Raises :class:`UserError` if the file is not a
-        mapping."""
-        root = self._loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"--config {self.path} must be a mapping of option names to values")
-        lines: dict[str, int] = {}
-        for key, _ in root.value:
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise UserError(
-                    f"--config {self.path}, line {line}: {key.value} is in line {lines[key.value]}, too: "
-                    "leave one of them out"
-                )
-            lines[key.value] = line
-        self._loader.flatten_mapping(root)
-        return {str(key.value): (key.start_mark.line + 1, node) for key, node in root.value}
-
-    def value(self, node: yaml.Node) -> Any:
-        """What YAML makes of it. Raises ``yaml.YAMLError``, ValueError or RecursionError."""
-        return self._loader.construct_object(node, deep=True)
-
-
 class OptionHelp(argparse.HelpFormatter):
     """One name for each option, and its default once."""
 
@@ -317,26 +288,6 @@ class OptionHelp(argparse.HelpFormatter):
         text = action.help or ""
         is_told = "default" in text or action.default in (None, False, argparse.SUPPRESS)
         return text if is_told else f"{text} (default: %(default)s)"
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[YamlOptions]:
-    try:
-        yield YamlOptions(path)
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from error
-
-
-def _says(text: str, value: float) -> bool:
-    """Whether a number is what people read in its text: not the octal, nor the number to base 60, of YAML."""
-    if text.lstrip("+-").lower().startswith(("0x", "0b", ".inf", ".nan")):
-        return True
-    try:
-        return float(text) == value
-    except ValueError:
-        return False
 
 
 def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:
