@@ -44,6 +44,7 @@ class Command:
         first: the options that a word before all options stands for.
         logs: whether what the package logs is shown, with the time.
         is_slow: whether importing ``run`` takes seconds.
+        first_check: of the options, before that; named as ``run`` is.
         is_rank: it may be one of several, and ends at once: threads of their libraries sometimes abort during
             the interpreter's exit, which a launcher would report as the failure of a successful run.
     """
@@ -57,6 +58,7 @@ class Command:
     first: Callable[[str], list[str]] | None = None
     logs: bool = False
     is_slow: bool = False
+    first_check: str | None = None
     is_rank: bool = False
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
@@ -107,6 +109,8 @@ class Command:
         more: list[Any] = [given] if self.takes_given else []
         if self.program is not None:
             more.append(shlex.join([*self.program.split(), *words]))
+        if self.first_check is not None:
+            named(self.first_check)(options)
         with heavy_imports() if self.is_slow else contextlib.nullcontext():
             run = named(self.run)
         ended = run(options, *more)
@@ -204,7 +208,7 @@ def _merge(parser: CommandParser) -> None:
 generate = Command(
     "generate", "generate completions for a data set of prompts; the same command resumes a run",
     "specdist.config.generate:GenerateConfig", "specdist.job.generate:run_generation",
-    takes_given=True, is_slow=True, is_rank=True,
+    takes_given=True, is_slow=True, first_check="specdist.job.run.opening:check_prompts", is_rank=True,
 )  # fmt: skip
 show = Command(
     "show", "print a run's totals and some of its completions",

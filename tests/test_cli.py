@@ -135,7 +135,7 @@ def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> No
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_row_of_the_table_names_what_there_is(command: Command) -> None:
     """Its names are looked up when the command runs."""
-    for place in (command.run, command.options):
+    for place in (command.run, command.options, command.first_check):
         if isinstance(place, str):
             module, _, name = place.partition(":")
             assert callable(getattr(import_module(module), name))
