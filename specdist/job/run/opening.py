@@ -4,10 +4,12 @@ once."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.job.rows.batch_input import batch_options
 from specdist.utils.errors import UserError
 
 # What the check has opened, for the run that follows.
@@ -18,6 +20,7 @@ def check_prompts(config: GenerateConfig) -> None:
     """Raises as :func:`open_run_prompts` does. Of several ranks rank 0 opens them, when all have met."""
     _checked.clear()
     if "RANK" not in os.environ:
+        config = replace(config, **batch_options(config))
         _checked.append((_places(config), open_run_prompts(config)))
 
 
