@@ -208,7 +208,7 @@ def _merge(parser: CommandParser) -> None:
 generate = Command(
     "generate", "generate completions for a data set of prompts; the same command resumes a run",
     "specdist.config.generate:GenerateConfig", "specdist.job.generate:run_generation",
-    takes_given=True, is_slow=True, first_check="specdist.job.run.opening:check_prompts", is_rank=True,
+    takes_given=True, is_slow=True, first_check="specdist.job.run.opening:check_early", is_rank=True,
 )  # fmt: skip
 show = Command(
     "show", "print a run's totals and some of its completions",

@@ -25,9 +25,10 @@ from typing import Any, TypeAlias, cast
 import torch
 from tqdm.auto import tqdm
 
-from specdist.config.calls import ALIASES, SamplingOptions, check_types, nearest
+from specdist.config.calls import SamplingOptions, check_types, nearest
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
+from specdist.config.names import ALIASES
 from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats

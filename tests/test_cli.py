@@ -85,6 +85,13 @@ def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
         # Without the misspelt option a required one is missing: that is not what the user wants to hear.
         ("merge run --outptu there", "--outptu is not an option: did you mean --output?"),
         ("generate --targe large", "--targe is not an option: did you mean --target?"),
+        ("generate --model large", "--model is not an option: did you mean --target?"),
+        ("generate --max_tokens 5", "--max_tokens is not an option: did you mean --max_new_tokens?"),
+        (
+            "generate --nproc_per_node 5",
+            "--nproc_per_node is not an option of this job, but of its launcher: accelerate launch "
+            "--config_file jobs/accelerate/gpu5.yaml --num_processes N jobs/generate.py ...",
+        ),
         (
             "collect --num_branches",
             "--num_branches is not an option of this job, but of jobs/generate.py alone: leave it out",

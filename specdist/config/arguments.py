@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import itertools
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
+from specdist.config.names import LAUNCHER_OPTIONS, launch_line, nearest_option
 from specdist.config.yaml_options import YamlOptions, reading_yaml, says
 from specdist.utils.errors import UserError
 from specdist.utils.rules import BOUNDS, RULE, Rule, within
@@ -152,8 +152,8 @@ class CommandParser(argparse.ArgumentParser):
     def nearest(self, name: str) -> str:
         """A remedy for a name that is not an option's."""
         names = [action.dest for action in self._actions if action.option_strings]
-        found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
-        return f": did you mean --{found[0]}?" if found else f"; {self.all_options}"
+        found = nearest_option(name.replace("-", "_"), names)
+        return f": did you mean --{found}?" if found else f"; {self.all_options}"
 
     def error(self, message: str) -> NoReturn:
         match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
@@ -210,6 +210,8 @@ class OptionParser(HfArgumentParser, CommandParser):
         return "\n".join(lines) + "\n"
 
     def nearest(self, name: str) -> str:
+        if name.replace("-", "_") in LAUNCHER_OPTIONS:
+            return f" of this job, but of its launcher: {launch_line('N', ['...'])}"
         if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
         return super().nearest(name)

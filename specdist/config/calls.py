@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -12,21 +11,9 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from specdist.config.groups import CompletionOptions
+from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
 
-# Names of vLLM and transformers, and what they are here; some are taken as well.
-ALIASES = {"max_tokens": "max_new_tokens", "n": "num_samples"}
-ELSEWHERE = {
-    "model": "target",
-    "max_model_len": "max_seq_len",
-    "tensor_parallel_size": "tp_size",
-    "speculative_model": "draft",
-    "assistant_model": "draft",
-    "num_speculative_tokens": "num_draft_tokens",
-    "kv_cache_dtype": "cache_dtype",
-    "quantization": "target_quantization",
-    **ALIASES,
-}
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 
@@ -52,8 +39,8 @@ class SamplingOptions(CompletionOptions):
 
 def nearest(name: str, names: Collection[str]) -> str:
     """What to do with a name that is not an option's: the end of a message."""
-    found = [ELSEWHERE[name]] if ELSEWHERE.get(name) in names else difflib.get_close_matches(name, names, n=1)
-    return f": did you mean {found[0]}?" if found else "; python jobs/generate.py --help all lists them"
+    found = nearest_option(name, names)
+    return f": did you mean {found}?" if found else "; python jobs/generate.py --help all lists them"
 
 
 def check_types(config_class: type, given: Mapping[str, Any]) -> None:

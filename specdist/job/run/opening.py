@@ -1,5 +1,5 @@
 """The prompts of a run, opened before anything heavy is imported: a mistake in a path or a column is told at
-once."""
+once, and so is a number of ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from specdist.utils.errors import UserError
 _checked: list[tuple[dict[str, Any], Prompts]] = []
 
 
-def check_prompts(config: GenerateConfig) -> None:
-    """Raises as :func:`open_run_prompts` does. Of several ranks rank 0 opens them, when all have met."""
+def check_early(config: GenerateConfig) -> None:
+    """Raises as :func:`open_run_prompts` does, and where one process is too few. Of several ranks rank 0 opens
+    the prompts, when all have met."""
     _checked.clear()
     if "RANK" not in os.environ:
+        config.check_world(1)
         config = replace(config, **batch_options(config))
         _checked.append((_places(config), open_run_prompts(config)))
 
