@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import json
 import logging
 import os
 import shlex
@@ -22,6 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
+from specdist.utils.documents import print_document, take_option
 from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
@@ -64,7 +64,7 @@ class Command:
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
         """A :class:`UserError`, or which package is missing, is printed, and ``USAGE_ERROR`` returned. Of
         several ranks, which all find the same error, only rank 0 prints it."""
-        words = list(sys.argv[1:] if arguments is None else arguments)
+        words = take_option(sys.argv[1:] if arguments is None else arguments)
         is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
             with named_packages(f"{PROGRAM} {self.name}"):
@@ -117,7 +117,11 @@ class Command:
         if isinstance(ended, int):
             return ended
         text, document = ended
-        print(*([text] if text else []), *([] if document is None else [json.dumps(document)]), sep="\n\n")
+        texts = [text] if text else []
+        if document is None:
+            print(*texts)
+        else:
+            print_document(document, *texts, sep="\n\n")
         return 0
 
 
@@ -163,7 +167,7 @@ def _report(parser: CommandParser) -> None:
     specdist report runs/mine
     specdist report runs/one runs/two --folder runs/both  several runs side by side
 
-    The last line on stdout is a JSON document.
+    The last line on stdout is a JSON document; on a terminal only with --json.
     """
     parser.add_argument("outputs", nargs="+", metavar="OUTPUT", help="folder of a run, or its URL")
     parser.add_argument(
@@ -178,7 +182,7 @@ def _status(parser: CommandParser) -> None:
     specdist status runs/mine --watch
 
     Exit code 0: the run is complete; 1: it is not; 2: the folder has no run. The last line on stdout is a
-    JSON document.
+    JSON document; on a terminal only with --json.
     """
     parser.add_argument("output", help="folder of the run, or its URL")
     parser.add_argument(

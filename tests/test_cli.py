@@ -12,6 +12,7 @@ import pytest
 
 import specdist.cli
 from specdist.cli import COMMANDS, Command, main
+from specdist.utils.documents import print_document, take_option
 from tests.ranks import REPOSITORY
 
 HEAVY = {"torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "matplotlib"}
@@ -128,6 +129,19 @@ def test_an_unknown_command_is_reported_with_the_nearest_one(
     assert main([word]) == 2
     assert capsys.readouterr().err.startswith(f"error: {word} is not a command: ")
     assert main([word]) == 2 and remedy in capsys.readouterr().err
+
+
+def test_a_terminal_gets_the_document_only_if_it_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two kilobytes of JSON would hide the lines for people; a pipe gets it in any case."""
+    monkeypatch.setattr(sys, "argv", ["specdist"])
+    for is_terminal, words, is_shown in ((False, [], True), (True, [], False), (True, ["--json", "x"], True)):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert take_option(words) == words[1:]
+        print_document({"rows": 3}, "3 rows")
+        assert capsys.readouterr().out.splitlines() == ["3 rows", *['{"rows": 3}'] * is_shown]
+    take_option([])
 
 
 def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import statistics
 from collections.abc import Collection
@@ -49,6 +48,7 @@ from specdist.job.totals.progress import Progress
 from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
+from specdist.utils.documents import print_document
 from specdist.utils.errors import USAGE_ERROR
 from specdist.utils.host import process_start_s
 
@@ -277,7 +277,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
         if config.push_to_hub is not None:
             push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
-    print(json.dumps(document))  # noqa: T201 (the job's result)
+    print_document(document)
     if not is_complete or total.num_completions or config.turns_column is not None:
         return False
     kinds = error_kinds(folder, range(run.shards.num_shards))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import textwrap
 import time
 from argparse import Namespace
@@ -19,6 +18,7 @@ from specdist.job.totals.closing import summary_lines
 from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run
+from specdist.utils.documents import print_document
 from specdist.utils.errors import UserError
 
 WIDTH, INDENT = 100, " " * 12
@@ -70,7 +70,7 @@ def status(given: Namespace) -> int:
             print(*found.lines(), "", sep="\n", flush=True)
             time.sleep(given.watch)
             found = reader.read()
-    print(*found.lines(), json.dumps(found.to_json()), sep="\n")
+    print_document(found.to_json(), *found.lines())
     return 0 if found.is_complete else 1
 
 

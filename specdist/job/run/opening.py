@@ -17,8 +17,8 @@ _checked: list[tuple[dict[str, Any], Prompts]] = []
 
 
 def check_early(config: GenerateConfig) -> None:
-    """Raises as :func:`open_run_prompts` does, and where one process is too few. Of several ranks rank 0 opens
-    the prompts, when all have met."""
+    """Raises as :func:`open_run_prompts` does, and where one process is too few. Of several ranks rank 0
+    opens the prompts, when all have met."""
     _checked.clear()
     if "RANK" not in os.environ:
         config.check_world(1)
