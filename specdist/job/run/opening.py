@@ -17,13 +17,13 @@ _checked: list[tuple[dict[str, Any], Prompts]] = []
 
 
 def check_early(config: GenerateConfig) -> None:
-    """Raises as :func:`open_run_prompts` does, and where one process is too few. Of several ranks rank 0
-    opens the prompts, when all have met."""
+    """Raises :class:`UserError` for prompts that cannot be opened, and where one process is too few. Of
+    several ranks rank 0 opens them, when all have met."""
     _checked.clear()
     if "RANK" not in os.environ:
         config.check_world(1)
-        config = replace(config, **batch_options(config))
-        _checked.append((_places(config), open_run_prompts(config)))
+        places = _places(replace(config, **batch_options(config)))
+        _checked.append((places, open_prompts(**places)))
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
