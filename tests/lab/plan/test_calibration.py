@@ -191,7 +191,7 @@ def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: 
     ("name", "message"),
     [
         ("NVIDIA H100 PCIe", r"was measured on NVIDIA H100 PCIe, which is not a h100-sxm: give h100-pcie"),
-        ("NVIDIA H100 NVL", r"on NVIDIA H100 NVL, which is not a h100-sxm: give the file of such a GPU"),
+        ("NVIDIA A30", r"on NVIDIA A30, which is not a h100-sxm: give the file of such a GPU"),
         ("no file", r"cannot be read: .*No such file"),
     ],
 )
