@@ -2,13 +2,23 @@
 # The whole pipeline on one CPU, from scratch: install, train a small pair of models, generate with two
 # tensor-parallel target ranks and a draft rank, print some results, and write a report.
 #
-#   bash jobs/demo.sh [--option value ...]     options of jobs/generate.py, such as --temperature 0
+#   bash jobs/demo.sh [--option value ...]           options of jobs/generate.py, such as --temperature 0
+#   bash jobs/demo.sh --gpu [--option value ...]     a public pair of 8B and 0.6B on one GPU instead, from
+#                                                    jobs/configs/qwen3-8b.yaml: 18 GB are downloaded
 #
 # A second run reuses what the first one built and generated; --overwrite generates again, and must be given
 # together with changed options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source jobs/install.sh
+
+if [[ ${1:-} == --gpu ]]; then
+    "$SPECDIST_PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        fail "demo.sh --gpu needs a GPU, and torch sees none here: leave --gpu out for the demo on a CPU"
+    echo "Qwen3 8B and 0.6B: 18 GB are downloaded the first time, unless they are in the cache of the hub"
+    "$SPECDIST_PYTHON" jobs/generate.py --config jobs/configs/qwen3-8b.yaml "${@:2}" >/dev/null
+    exec "$SPECDIST_PYTHON" jobs/show.py runs/qwen3-8b --rows 3
+fi
 
 # The demo runs on every machine, so it stays on the CPU even if there are GPUs.
 export DS_ACCELERATOR=cpu TOKENIZERS_PARALLELISM=false

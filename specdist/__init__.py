@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdist.config.groups import CompletionOptions as SamplingOptions
+    from specdist.config.calls import SamplingOptions
     from specdist.llm import GeneratedText, SpeculativeLLM
     from specdist.results.runs import Run, load_run
 
@@ -17,7 +17,7 @@ __all__ = ["GeneratedText", "Run", "SamplingOptions", "SpeculativeLLM", "load_ru
 _PLACES = {
     "GeneratedText": ("specdist.llm", "GeneratedText"),
     "Run": ("specdist.results.runs", "Run"),
-    "SamplingOptions": ("specdist.config.groups", "CompletionOptions"),
+    "SamplingOptions": ("specdist.config.calls", "SamplingOptions"),
     "SpeculativeLLM": ("specdist.llm", "SpeculativeLLM"),
     "load_run": ("specdist.results.runs", "load_run"),
 }
@@ -28,3 +28,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PLACES[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import json
 import logging
 import os
 import shlex
@@ -22,6 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
+from specdist.utils.documents import print_document, take_option
 from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
@@ -44,6 +44,7 @@ class Command:
         first: the options that a word before all options stands for.
         logs: whether what the package logs is shown, with the time.
         is_slow: whether importing ``run`` takes seconds.
+        first_check: of the options, before that; named as ``run`` is.
         is_rank: it may be one of several, and ends at once: threads of their libraries sometimes abort during
             the interpreter's exit, which a launcher would report as the failure of a successful run.
     """
@@ -57,12 +58,13 @@ class Command:
     first: Callable[[str], list[str]] | None = None
     logs: bool = False
     is_slow: bool = False
+    first_check: str | None = None
     is_rank: bool = False
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
         """A :class:`UserError`, or which package is missing, is printed, and ``USAGE_ERROR`` returned. Of
         several ranks, which all find the same error, only rank 0 prints it."""
-        words = list(sys.argv[1:] if arguments is None else arguments)
+        words = take_option(sys.argv[1:] if arguments is None else arguments)
         is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
             with named_packages(f"{PROGRAM} {self.name}"):
@@ -107,13 +109,19 @@ class Command:
         more: list[Any] = [given] if self.takes_given else []
         if self.program is not None:
             more.append(shlex.join([*self.program.split(), *words]))
+        if self.first_check is not None:
+            named(self.first_check)(options)
         with heavy_imports() if self.is_slow else contextlib.nullcontext():
             run = named(self.run)
         ended = run(options, *more)
         if isinstance(ended, int):
             return ended
         text, document = ended
-        print(*([text] if text else []), *([] if document is None else [json.dumps(document)]), sep="\n\n")
+        texts = [text] if text else []
+        if document is None:
+            print(*texts)
+        else:
+            print_document(document, *texts, sep="\n\n")
         return 0
 
 
@@ -159,7 +167,7 @@ def _report(parser: CommandParser) -> None:
     specdist report runs/mine
     specdist report runs/one runs/two --folder runs/both  several runs side by side
 
-    The last line on stdout is a JSON document.
+    The last line on stdout is a JSON document; on a terminal only with --json.
     """
     parser.add_argument("outputs", nargs="+", metavar="OUTPUT", help="folder of a run, or its URL")
     parser.add_argument(
@@ -174,7 +182,7 @@ def _status(parser: CommandParser) -> None:
     specdist status runs/mine --watch
 
     Exit code 0: the run is complete; 1: it is not; 2: the folder has no run. The last line on stdout is a
-    JSON document.
+    JSON document; on a terminal only with --json.
     """
     parser.add_argument("output", help="folder of the run, or its URL")
     parser.add_argument(
@@ -204,7 +212,7 @@ def _merge(parser: CommandParser) -> None:
 generate = Command(
     "generate", "generate completions for a data set of prompts; the same command resumes a run",
     "specdist.config.generate:GenerateConfig", "specdist.job.generate:run_generation",
-    takes_given=True, is_slow=True, is_rank=True,
+    takes_given=True, is_slow=True, first_check="specdist.job.run.opening:check_early", is_rank=True,
 )  # fmt: skip
 show = Command(
     "show", "print a run's totals and some of its completions",

@@ -4,7 +4,7 @@
 
     llm = SpeculativeLLM(target="runs/demo/pair/target", draft="runs/demo/pair/draft")
     for result in llm.generate(["The capital of France is"], SamplingOptions(max_new_tokens=32)):
-        print(result.text)
+        print(result.completion)
 
 It runs the job's :class:`specdist.job.replica.replica.Replica` with one rank, so that the same prompts,
 options and seed give the tokens of ``jobs/generate.py``, where a seed fixes them: see
@@ -14,16 +14,21 @@ options and seed give the tokens of ``jobs/generate.py``, where a seed fixes the
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
 from typing import Any, TypeAlias, cast
 
+import torch
 from tqdm.auto import tqdm
 
+from specdist.config.calls import SamplingOptions, check_types, nearest
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
+from specdist.config.names import ALIASES
 from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats
@@ -74,8 +79,8 @@ class GeneratedText:
     Attributes:
         prompt_index, sample_index: index of the prompt, and of the completion among those of the prompt.
         finish_reason: ``stop``, ``length`` or ``error``.
-        text: without the stop token or string.
-        token_ids: of the completion, including a stop token.
+        completion: without the stop token or string.
+        completion_ids: its tokens, including a stop token.
         error: why there is no completion; otherwise None.
         num_spec_steps: target passes with draft tokens of this sequence.
         num_draft_tokens, num_accepted_draft_tokens: drafted candidates, and the accepted ones.
@@ -87,10 +92,11 @@ class GeneratedText:
     sample_index: int
     _: KW_ONLY
     finish_reason: FinishReason
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    completion: str = ""
+    completion_ids: list[int] = field(default_factory=list)
     error: str | None = None
     num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -117,23 +123,33 @@ class SpeculativeLLM:
     """
 
     def __init__(
-        self, target: str, draft: str | None = None, *, policy: str | None = None, **options: Any
+        self,
+        target: str | PathLike[str],
+        draft: str | PathLike[str] | None = None,
+        *,
+        policy: str | None = None,
+        **options: Any,
     ) -> None:
-        known = {item.name for item in dataclasses.fields(GenerateConfig)}
         per_call = {item.name for item in dataclasses.fields(CompletionOptions)}
+        known = {item.name for item in dataclasses.fields(GenerateConfig)}.difference(OF_THE_INPUT)
         for name in options:
-            if name in per_call:
+            if ALIASES.get(name, name) in per_call:
                 raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-            if name not in known or name in OF_THE_INPUT:
-                raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
+            if name not in known:
+                raise UserError(f"{name} is not an option{nearest(name, known)}")
+        if isinstance(options.get("dtype"), torch.dtype):
+            options["dtype"] = str(options["dtype"]).removeprefix("torch.")
         policy = policy or ("fixed" if draft is None else "auto")
-        self._options = {"target": target, "draft": draft, "policy": policy, **options}
-        config = self._config(CompletionOptions())
+        # Paths may be given as such.
+        names = {"target": str(target), "draft": None if draft is None else str(draft)}
+        self._options = {**names, "policy": policy, **options}
+        check_types(GenerateConfig, self._options)
+        config = self._config(SamplingOptions())
         config.check_world(1)
         models = plan_models(config, may_read_states=True)
-        self.default_sampling = CompletionOptions()
+        self.default_sampling = SamplingOptions()
         if config.generation_config == "model":
-            self.default_sampling = CompletionOptions(**default_options(models.target))
+            self.default_sampling = SamplingOptions(**default_options(models.target))
             config = self._config(self.default_sampling)
             if (unused := unused_settings(models.target, None)) is not None:
                 logger.warning(unused)
@@ -155,7 +171,7 @@ class SpeculativeLLM:
         self._replica = build_replica(
             ReplicaPlan(config=config, models=models, topology=topology, workload=work)
         )
-        self._stats = Stats()
+        self._stats, self._is_closed = Stats(), False
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -165,7 +181,7 @@ class SpeculativeLLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: CompletionOptions | None = None,
+        sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[GeneratedText]:
@@ -175,13 +191,35 @@ class SpeculativeLLM:
             prompts: texts, lists of token ids, or lists of chat messages (``{"role": ..., "content": ...}``);
                 a text alone is one prompt.
             sampling: by default :attr:`default_sampling`, temperature 1 and 256 tokens; to change a part of
-                it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``.
+                it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``. A list has one for each
+                prompt: those with the same options are generated together, after each other.
             use_tqdm: show a progress bar.
 
         A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
         Raises :class:`UserError` where memory runs out: a smaller ``max_num_seqs`` needs less.
         """
-        sampling = sampling or self.default_sampling
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        if self._is_closed:
+            raise UserError("this SpeculativeLLM is closed: make another one")
+        sampling = self.default_sampling if sampling is None else sampling
+        every = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling] * len(items)
+        if len(every) != len(items):
+            raise UserError(f"{len(every)} SamplingOptions are too few or too many for {len(items)} prompts")
+        parts: dict[str, tuple[SamplingOptions, dict[int, Prompt]]] = {}
+        for index, (prompt, options) in enumerate(zip(items, every, strict=True)):
+            if not isinstance(options, SamplingOptions):
+                raise UserError(f"sampling is {options!r}, but must be SamplingOptions, or a list of them")
+            parts.setdefault(repr(options), (options, {}))[1][index] = prompt
+        self._stats = Stats()
+        found: dict[tuple[int, int], GeneratedText] = {}
+        for options, prompts_of in parts.values():
+            found |= self._generate(prompts_of, options, use_tqdm=use_tqdm)
+        return [found[key] for key in sorted(found)]
+
+    def _generate(
+        self, items: Mapping[int, Prompt], sampling: SamplingOptions, *, use_tqdm: bool
+    ) -> dict[tuple[int, int], GeneratedText]:
+        """Results by index of prompt and sample, of prompts by their index."""
         config = self._config(sampling)
         encoder = PromptEncoder(
             self._tokenizer,
@@ -189,14 +227,13 @@ class SpeculativeLLM:
             chat_format=dataclasses.replace(config.chat_format, now=self._now),
             vocab_size=self._models.vocab_size,
         )
-        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-        texts = [prompt for prompt in items if isinstance(prompt, str)]
+        texts = [prompt for prompt in items.values() if isinstance(prompt, str)]
         warnings = added_token_warnings(
             self._tokenizer,
             len(texts),
             lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
         )
-        lasts = [prompt[-1] for prompt in items if not isinstance(prompt, str) and len(prompt)]
+        lasts = [prompt[-1] for prompt in items.values() if not isinstance(prompt, str) and len(prompt)]
         num_after = sum(isinstance(last, dict) and last.get("role") == "assistant" for last in lasts)
         if num_after and not config.continue_final_message:
             warnings.append(f"{num_after} of {len(items)} prompts {AFTER_ASSISTANT}")
@@ -205,7 +242,7 @@ class SpeculativeLLM:
             logger.warning(warning)
         found: dict[tuple[int, int], GeneratedText] = {}
         requests: list[Request] = []
-        for index, prompt in enumerate(items):
+        for index, prompt in items.items():
             try:
                 prompt_ids = self._prompt_ids(encoder, prompt)
             except RowError as error:
@@ -239,8 +276,35 @@ class SpeculativeLLM:
                 f"memory ran out ({short_text(error)}): make another SpeculativeLLM with a smaller "
                 "max_num_seqs or max_num_batched_tokens"
             ) from error
-        self._stats = recorder.close_shard(0)
-        return [found[key] for key in sorted(found)]
+        self._stats.add(recorder.close_shard(0))
+        return found
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GeneratedText]:
+        """:meth:`generate` the answer to a conversation, or to each of several: lists of messages
+        (``{"role": ..., "content": ...}``) for the target's chat template."""
+        is_one = bool(messages) and isinstance(messages[0], dict)
+        conversations: Any = [messages] if is_one else messages
+        return self.generate(conversations, sampling, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Give the memory of the models and of their caches back. Leaving a ``with`` block does it, too."""
+        self._is_closed = True
+        self.__dict__.pop("_replica", None)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> SpeculativeLLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _config(self, sampling: CompletionOptions) -> GenerateConfig:
         return GenerateConfig(
@@ -279,11 +343,12 @@ def _result(completion: Completion) -> GeneratedText:
     return GeneratedText(
         prompt_index=completion.request.row_id,
         sample_index=completion.request.sample_index,
-        text=completion.text,
-        token_ids=completion.token_ids,
+        completion=completion.text,
+        completion_ids=completion.token_ids,
         finish_reason=completion.finish_reason,
         error=completion.error,
         num_prompt_tokens=len(completion.request.prompt_ids),
+        num_completion_tokens=len(completion.token_ids),
         num_spec_steps=completion.num_spec_steps,
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,

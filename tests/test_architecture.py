@@ -68,10 +68,9 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
-    "engine.schedule.stopping", "job.totals.card", "job.totals.hub", "job.totals.report",
-    "job.totals.status", "lab.plan.hardware", "lab.plan.simulate",
+    "engine.schedule.stopping", "job.run.opening", "job.totals", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.pages", "models.heads.examples",
-    "models.heads.info", "policies", "results.evaluate.config", "results.evaluate.run",
+    "models.heads.info", "policies", "results.commands", "results.evaluate.config", "results.evaluate.run",
     "results.report", "results.runs", "sampling.keys",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",

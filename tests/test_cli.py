@@ -12,6 +12,7 @@ import pytest
 
 import specdist.cli
 from specdist.cli import COMMANDS, Command, main
+from specdist.utils.documents import print_document, take_option
 from tests.ranks import REPOSITORY
 
 HEAVY = {"torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "matplotlib"}
@@ -85,6 +86,13 @@ def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
         # Without the misspelt option a required one is missing: that is not what the user wants to hear.
         ("merge run --outptu there", "--outptu is not an option: did you mean --output?"),
         ("generate --targe large", "--targe is not an option: did you mean --target?"),
+        ("generate --model large", "--model is not an option: did you mean --target?"),
+        ("generate --max_tokens 5", "--max_tokens is not an option: did you mean --max_new_tokens?"),
+        (
+            "generate --nproc_per_node 5",
+            "--nproc_per_node is not an option of this job, but of its launcher: accelerate launch "
+            "--config_file jobs/accelerate/gpu5.yaml --num_processes N jobs/generate.py ...",
+        ),
         (
             "collect --num_branches",
             "--num_branches is not an option of this job, but of jobs/generate.py alone: leave it out",
@@ -123,6 +131,19 @@ def test_an_unknown_command_is_reported_with_the_nearest_one(
     assert main([word]) == 2 and remedy in capsys.readouterr().err
 
 
+def test_a_terminal_gets_the_document_only_if_it_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two kilobytes of JSON would hide the lines for people; a pipe gets it in any case."""
+    monkeypatch.setattr(sys, "argv", ["specdist"])
+    for is_terminal, words, is_shown in ((False, [], True), (True, [], False), (True, ["--json", "x"], True)):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert take_option(words) == words[1:]
+        print_document({"rows": 3}, "3 rows")
+        assert capsys.readouterr().out.splitlines() == ["3 rows", *['{"rows": 3}'] * is_shown]
+    take_option([])
+
+
 def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> None:
     scripts = {path.stem for path in (REPOSITORY / "jobs").glob("[a-z]*.py")} - {"benchmark", "one_round"}
     assert {name.replace("-", "_") for name in COMMANDS} == scripts
@@ -135,7 +156,7 @@ def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> No
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_row_of_the_table_names_what_there_is(command: Command) -> None:
     """Its names are looked up when the command runs."""
-    for place in (command.run, command.options):
+    for place in (command.run, command.options, command.first_check):
         if isinstance(place, str):
             module, _, name = place.partition(":")
             assert callable(getattr(import_module(module), name))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def job(pair: Pair, output: Path, **options: Any) -> dict[str, list[Any]]:
 
 
 def test_biases_are_a_mapping_too_and_lists_are_not_texts(llm: SpeculativeLLM) -> None:
-    plain = llm.generate(["the fox"], GREEDY, use_tqdm=False)[0].token_ids
+    plain = llm.generate(["the fox"], GREEDY, use_tqdm=False)[0].completion_ids
     biased = [
-        llm.generate(["the fox"], replace(GREEDY, logit_bias=bias), use_tqdm=False)[0].token_ids
+        llm.generate(["the fox"], replace(GREEDY, logit_bias=bias), use_tqdm=False)[0].completion_ids
         for bias in ({plain[0]: -100.0}, [f"{plain[0]}=-100.0"])
     ]
     assert biased[0] == biased[1] and plain[0] not in biased[0]
@@ -52,8 +53,8 @@ def test_the_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_pa
     """They are those of the target alone, greedy or with the same random numbers, whatever the policy."""
     greedy = job(pair, tmp_path / "greedy", temperature=0, max_new_tokens=12)
     found = llm.generate(greedy["prompt"], GREEDY, use_tqdm=False)
-    assert [result.token_ids for result in found] == greedy["completion_ids"]
-    assert [result.text for result in found] == greedy["completion"]
+    assert [result.completion_ids for result in found] == greedy["completion_ids"]
+    assert [result.completion for result in found] == greedy["completion"]
     assert [result.finish_reason for result in found] == greedy["finish_reason"]
     coupled = SpeculativeLLM(
         str(pair.target),
@@ -67,7 +68,7 @@ def test_the_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_pa
     results = coupled.generate(greedy["prompt"], sampling, use_tqdm=False)
     options = {"temperature": 0.8, "max_new_tokens": 9, "seed": 5, "num_samples": 2}
     expected = job(pair, tmp_path / "gumbel", acceptance="gumbel", **options)
-    assert [result.token_ids for result in results] == expected["completion_ids"]
+    assert [result.completion_ids for result in results] == expected["completion_ids"]
     assert [(result.prompt_index, result.sample_index) for result in results] == [
         (row, sample) for row in range(6) for sample in range(2)
     ]
@@ -81,8 +82,8 @@ def test_prompts_may_be_texts_token_ids_or_messages(
     (text,) = llm.generate("a b", GREEDY, use_tqdm=False)
     (ids,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     again, shorter = llm.generate(["a b", "a"], GREEDY, use_tqdm=False)
-    assert text.token_ids == again.token_ids and text.num_prompt_tokens > shorter.num_prompt_tokens
-    assert ids.num_prompt_tokens == 3 and len(ids.token_ids) <= 12
+    assert text.completion_ids == again.completion_ids and text.num_prompt_tokens > shorter.num_prompt_tokens
+    assert ids.num_prompt_tokens == 3 and len(ids.completion_ids) <= 12
     (chat,) = llm.generate([[{"role": "user", "content": "a b"}]], GREEDY, use_tqdm=False)
     # The template's own text is around the message.
     assert chat.error is None and chat.num_prompt_tokens > text.num_prompt_tokens
@@ -90,7 +91,7 @@ def test_prompts_may_be_texts_token_ids_or_messages(
     parts = [{"type": "text", "text": "a b"}]
     messages: Any = [[{"role": "user", "content": parts, "name": None}], [{"role": "user"}]]
     same, bad = llm.generate(messages, GREEDY, use_tqdm=False)
-    assert same.token_ids == chat.token_ids and bad.error == "messages[0] has no content"
+    assert same.completion_ids == chat.completion_ids and bad.error == "messages[0] has no content"
     assert "--continue_final_message" not in caplog.text
     llm.generate([[*messages[0], {"role": "assistant", "content": "c"}]], GREEDY, use_tqdm=False)
     assert "1 of 1 prompts end with a message of the assistant" in caplog.text
@@ -119,6 +120,59 @@ def test_what_the_job_refuses_is_refused_here_too(pair: Pair, llm: SpeculativeLL
         llm.generate(["a"], SamplingOptions(temperature=-1), use_tqdm=False)
 
 
+WRONG: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda llm: SamplingOptions(max_tokns=5), "max_tokns is not an option of SamplingOptions: did you mean"),
+    (lambda llm: SamplingOptions(max_tokens=5, max_new_tokens=6), "max_new_tokens is given twice"),
+    (lambda llm: SamplingOptions(temperature="hot"), "is 'hot', of type str, but must be a number"),
+    (lambda llm: SamplingOptions(max_new_tokens=1.5), "is 1.5, of type float, but must be a whole number"),
+    (lambda llm: SamplingOptions(stop=[1]), "stop is [1], of type list, but must be a list of texts or None"),
+    (lambda llm: SamplingOptions(n=True), "num_samples is True, of type bool, but must be a whole number"),
+    (lambda llm: llm.generate(["a"], {"n": 2}), "sampling is {'n': 2}, but must be SamplingOptions"),
+    (lambda llm: llm.generate(["a", "b"], [GREEDY]), "1 SamplingOptions are too few or too many for 2"),
+    (lambda llm: SpeculativeLLM("t", max_model_len=5), "is not an option: did you mean max_seq_len?"),
+    (lambda llm: SpeculativeLLM("t", max_tokens=5), "max_tokens is an option of generate(): give it there"),
+    (lambda llm: SpeculativeLLM("t", dtype="int7"), "dtype is 'int7', of type str, but must be one of"),
+    (lambda llm: SpeculativeLLM("t", max_num_seqs="4"), "of type str, but must be a whole number or None"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_wrong_names_and_types_are_told_in_words(
+    llm: SpeculativeLLM, call: Callable[[Any], Any], message: str
+) -> None:
+    """A typing error would otherwise be a TypeError of a class that nobody has heard of."""
+    with pytest.raises(UserError, match=re.escape(message)):
+        call(llm)
+
+
+def test_each_prompt_may_have_its_own_options(pair: Pair) -> None:
+    """Its random numbers are those of its place: as if all had had its options."""
+    llm = SpeculativeLLM(pair.target, device="cpu", max_num_seqs=4)
+    prompts, rest = ["the quick", "a slow brown fox", "over"], {"temperature": 0.9, "seed": 3}
+    short, long = SamplingOptions(max_tokens=3, **rest), SamplingOptions(max_new_tokens=8, n=2, **rest)
+    found = llm.generate(prompts, [long, short, long], use_tqdm=False)
+    places = [(each.prompt_index, each.sample_index) for each in found]
+    assert places == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+    assert llm.statistics["num_completions"] == 5
+    assert [each.num_completion_tokens for each in found if each.prompt_index == 1] == [3]
+    wanted = llm.generate(prompts, long, use_tqdm=False)
+    for each in found:
+        same = wanted[2 * each.prompt_index + each.sample_index]
+        assert each.completion_ids == same.completion_ids[: each.num_completion_tokens]
+
+
+def test_a_conversation_or_several_are_answered_and_what_is_closed_is_gone(pair: Pair) -> None:
+    with SpeculativeLLM(pair.target, pair.draft, dtype=torch.float32, max_num_seqs=2) as llm:
+        talk = [{"role": "user", "content": "a b"}]
+        (one,) = llm.chat(talk, GREEDY, use_tqdm=False)
+        two = llm.chat([talk, talk], GREEDY, use_tqdm=False)
+        assert [each.completion_ids for each in two] == [one.completion_ids] * 2
+        (alike,) = llm.generate([talk], GREEDY, use_tqdm=False)
+        assert alike == one
+    with pytest.raises(UserError, match="is closed"):
+        llm.generate(["a"], GREEDY)
+
+
 def test_lack_of_memory_says_what_needs_less(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -138,10 +192,11 @@ def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> 
     assert (llm.default_sampling.temperature, llm.default_sampling.max_new_tokens) == (0.7, 3)
     (by_default,) = llm.generate(["a b"], use_tqdm=False)
     (given,) = llm.generate(["a b"], SamplingOptions(temperature=0.7, max_new_tokens=3), use_tqdm=False)
-    assert by_default.token_ids == given.token_ids and len(given.token_ids) <= 3
+    assert by_default.completion_ids == given.completion_ids and len(given.completion_ids) <= 3
     assert SpeculativeLLM(str(target)).default_sampling == SamplingOptions()
 
 
 def test_every_public_name_can_be_imported() -> None:
+    assert dir(specdist) == sorted(specdist.__all__)
     for name in specdist.__all__:
         assert getattr(specdist, name).__doc__

@@ -77,7 +77,8 @@ def workspace(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "limit": 8,
         "rows_per_shard": 2,
     }
-    (path / "jobs" / "configs" / "llama-70b.yaml").write_text(yaml.safe_dump(options))
+    for name in ("llama-70b", "qwen3-8b"):
+        (path / "jobs" / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(options))
     assert run_here(**options, output=path / "runs" / "finished").code == 0
     shutil.copytree(path / "runs" / "finished", path / "runs" / "mine")
     return path

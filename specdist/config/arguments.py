@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import itertools
@@ -26,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
+from specdist.config.names import LAUNCHER_OPTIONS, launch_line, nearest_option
+from specdist.config.yaml_options import YamlOptions, reading_yaml, says
 from specdist.utils.errors import UserError
 from specdist.utils.rules import BOUNDS, RULE, Rule, within
 
@@ -151,8 +152,8 @@ class CommandParser(argparse.ArgumentParser):
     def nearest(self, name: str) -> str:
         """A remedy for a name that is not an option's."""
         names = [action.dest for action in self._actions if action.option_strings]
-        found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
-        return f": did you mean --{found[0]}?" if found else f"; {self.all_options}"
+        found = nearest_option(name.replace("-", "_"), names)
+        return f": did you mean --{found}?" if found else f"; {self.all_options}"
 
     def error(self, message: str) -> NoReturn:
         match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
@@ -209,6 +210,8 @@ class OptionParser(HfArgumentParser, CommandParser):
         return "\n".join(lines) + "\n"
 
     def nearest(self, name: str) -> str:
+        if name.replace("-", "_") in LAUNCHER_OPTIONS:
+            return f" of this job, but of its launcher: {launch_line('N', ['...'])}"
         if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
         return super().nearest(name)
@@ -224,7 +227,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         Raises :class:`UserError` if the file is not one flat mapping of options to values, with the line.
         """
         arguments: list[str] = []
-        with _reading(path) as read:
+        with reading_yaml(path) as read:
             for name, (line, node) in read.options().items():
                 place = f"--config {path}, line {line}"
                 if name == "config":
@@ -255,7 +258,7 @@ class OptionParser(HfArgumentParser, CommandParser):
                 )
             return item.value if item.tag in PLAIN_TAGS else read.value(item)
         value = read.value(item)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not _says(item.value, value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not says(item.value, value):
             raise UserError(
                 f"{place} is {item.value}, which is {value} in YAML: write it as a decimal number"
             )
@@ -273,27 +276,6 @@ class ShowHelp(argparse.Action):
         parser.exit()
 
 
-class YamlOptions:
-    """A YAML file of options. Every method raises as :meth:`value` does."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-
-    def options(self) -> dict[str, tuple[int, yaml.Node]]:
-        """Values by option's name, each with its line, from 1. Raises :class:`UserError` if the file is not a
-        mapping."""
-        root = self._loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"--config {self.path} must be a mapping of option names to values")
-        self._loader.flatten_mapping(root)
-        return {str(key.value): (key.start_mark.line + 1, node) for key, node in root.value}
-
-    def value(self, node: yaml.Node) -> Any:
-        """What YAML makes of it. Raises ``yaml.YAMLError``, ValueError or RecursionError."""
-        return self._loader.construct_object(node, deep=True)
-
-
 class OptionHelp(argparse.HelpFormatter):
     """One name for each option, and its default once."""
 
@@ -308,26 +290,6 @@ class OptionHelp(argparse.HelpFormatter):
         text = action.help or ""
         is_told = "default" in text or action.default in (None, False, argparse.SUPPRESS)
         return text if is_told else f"{text} (default: %(default)s)"
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[YamlOptions]:
-    try:
-        yield YamlOptions(path)
-    except UserError:
-        raise
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from error
-
-
-def _says(text: str, value: float) -> bool:
-    """Whether a number is what people read in its text: not the octal, nor the number to base 60, of YAML."""
-    if text.lstrip("+-").lower().startswith(("0x", "0b", ".inf", ".nan")):
-        return True
-    try:
-        return float(text) == value
-    except ValueError:
-        return False
 
 
 def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:

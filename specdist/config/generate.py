@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from specdist.config.arguments import option, parse_arguments
@@ -25,6 +27,7 @@ from specdist.config.groups import (
     StorageOptions,
     bytes_of,
 )
+from specdist.config.names import launch_line
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
@@ -291,13 +294,18 @@ class GenerateConfig(
             raise UserError(
                 f"{launched} launched, but --tp_size {self.tp_size}{placement} needs "
                 f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
-                f"Launch with --num_processes {self.num_world_ranks}{others}"
+                f"Launch with --num_processes {self.num_world_ranks}{others}: {self._launch_line()}"
             )
         if self.is_asynchronous and world_size == self.tp_size:
             raise UserError(
                 f"--overlap asynchronous needs a rank for the draft, but {launched} launched: launch with "
-                f"--num_processes {self.tp_size + 1}, or use --overlap synchronous"
+                f"--num_processes {self.tp_size + 1}, or use --overlap synchronous: {self._launch_line()}"
             )
+
+    def _launch_line(self) -> str:
+        """With the options of this process, if it was started with some."""
+        is_job = Path(sys.argv[0]).name == "generate.py"
+        return launch_line(self.num_world_ranks, sys.argv[1:] if is_job else ["..."], device=self.device)
 
 
 def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateConfig:

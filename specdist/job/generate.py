@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import statistics
 from collections.abc import Collection
@@ -23,7 +22,7 @@ from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_ran
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.recording.assignments import Assignment, assign_from_rank0, follow_assignments
-from specdist.job.recording.closing import closing_lines, record_check
+from specdist.job.recording.check import record_check
 from specdist.job.recording.recording import Recorder
 from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
@@ -43,11 +42,13 @@ from specdist.job.run.preflight import (
 from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
+from specdist.job.totals.closing import closing_lines
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress
 from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
+from specdist.utils.documents import print_document
 from specdist.utils.errors import USAGE_ERROR
 from specdist.utils.host import process_start_s
 
@@ -276,7 +277,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
         if config.push_to_hub is not None:
             push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
-    print(json.dumps(document))  # noqa: T201 (the job's result)
+    print_document(document)
     if not is_complete or total.num_completions or config.turns_column is not None:
         return False
     kinds = error_kinds(folder, range(run.shards.num_shards))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import textwrap
 import time
 from argparse import Namespace
@@ -15,11 +14,11 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
-from specdist.job.recording.closing import summary_lines
-from specdist.job.rows.openai_results import write_results
+from specdist.job.totals.closing import summary_lines
 from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run
+from specdist.utils.documents import print_document
 from specdist.utils.errors import UserError
 
 WIDTH, INDENT = 100, " " * 12
@@ -71,13 +70,18 @@ def status(given: Namespace) -> int:
             print(*found.lines(), "", sep="\n", flush=True)
             time.sleep(given.watch)
             found = reader.read()
-    print(*found.lines(), json.dumps(found.to_json()), sep="\n")
+    print_document(found.to_json(), *found.lines())
     return 0 if found.is_complete else 1
 
 
 def merge(given: Namespace) -> tuple[str, None]:
     """Write one file; the text to print. Raises :class:`UserError`."""
-    write, things = (merge_run, "rows") if given.format is None else (write_results, "results")
+    write, things = merge_run, "rows"
+    if given.format is not None:
+        # It decodes tokens, for which transformers is imported.
+        from specdist.job.rows.openai_results import write_results
+
+        write, things = write_results, "results"
     try:
         number = write(RunFolder(mirrored(given.run)), given.output, overwrite=given.overwrite)
     except OSError as error:

@@ -12,8 +12,10 @@ import pytest
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.job.rows.row_options import _number
+from specdist.job.run.opening import open_run_prompts
 from specdist.utils.errors import UserError
 from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
+from tests.ranks import REPOSITORY
 
 # Written out, billions of values.
 LEVELS = [f"&a{level} [{', '.join([f'*a{level - 1}'] * 9 if level else ['x'])}]" for level in range(12)]
@@ -83,6 +85,7 @@ def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path
             "line 2: max_new_tokens is 012, which is 10 in YAML: write it as a decimal",
         ),
         ("seed: 12:30", "line 1: seed is 12:30, which is 750 in YAML: write it as a decimal number"),
+        ("seed: 1\ntop_k: 2\nseed: 3", "line 3: seed is in line 1, too: leave one of them out"),
     ],
 )
 def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
@@ -258,3 +261,12 @@ def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
     again = from_file(tmp_path, resolved_yaml(options))
     assert again == dataclasses.replace(options, overwrite=False)
     assert resolved_yaml(again) == resolved_yaml(options)
+
+
+def test_the_shipped_configurations_are_valid_and_their_shipped_prompts_can_be_read() -> None:
+    """Alone it notices a template's variable, an option or a column that is none."""
+    for path in sorted((REPOSITORY / "jobs/configs").glob("*.yaml")):
+        found = parse_generate_config(["--config", str(path)])
+        if found.prompts.startswith("jobs/"):
+            prompts = open_run_prompts(dataclasses.replace(found, prompts=str(REPOSITORY / found.prompts)))
+            assert prompts.num_rows == 64 and prompts.is_chat and found.chat_format.variables

@@ -57,7 +57,7 @@ def test_a_run_s_tokens_are_those_of_the_merged_target(pair: Pair, adapters: dic
         ),
     }
     results = {name: llm.generate(PROMPTS, GREEDY, use_tqdm=False) for name, llm in llms.items()}
-    tokens = {name: [list(each.token_ids) for each in found] for name, found in results.items()}
+    tokens = {name: [list(each.completion_ids) for each in found] for name, found in results.items()}
     assert tokens["draft"] == tokens["self"] == tokens["merged"] != tokens["plain"]
     # With the adapter that it drafts for.
     of_self = results["self"]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.recording.closing import CHECK, closing_lines, record_check
+from specdist.job.recording.check import record_check
+from specdist.job.totals.closing import CHECK, closing_lines
 from specdist.job.totals.report import total_stats
 from specdist.models.passes.all_reduce import SUMS
 from specdist.models.start_check.loading_check import LoadingCheck

@@ -18,7 +18,8 @@ def tokens(llm: SpeculativeLLM, sampling: SamplingOptions) -> tuple[list[list[in
     """Of all prompts, with the numbers of drafted and of accepted tokens."""
     results = llm.generate(PROMPTS, sampling, use_tqdm=False)
     drafted = sum(result.num_draft_tokens for result in results)
-    return [list(r.token_ids) for r in results], drafted, sum(r.num_accepted_draft_tokens for r in results)
+    accepted = sum(result.num_accepted_draft_tokens for result in results)
+    return [result.completion_ids for result in results], drafted, accepted
 
 
 # Random weights suffer more from 4 bits than trained ones: two thirds of 8 bits' tokens are accepted.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.recording.closing import closing_lines
 from specdist.job.totals.card import write_card
+from specdist.job.totals.closing import closing_lines
 from specdist.job.totals.report import total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.report import write_report

@@ -71,7 +71,7 @@ def test_completions_and_their_stop_strings_go_on_from_the_prompt(
     names = ("temperature", "max_new_tokens", "logit_bias", "suppress_tokens")
     sampling = SamplingOptions(stop=stops, **{name: run[name] for name in names})
     found = llm.generate(TEXTS * 2, sampling, use_tqdm=False)
-    assert [each.text for each in found] == [row["completion"] for row in stopped]
+    assert [each.completion for each in found] == [row["completion"] for row in stopped]
 
 
 def test_tokens_of_a_result_are_together_its_text(run: dict[str, Any], tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Finished rows on their way into part logs and shards, and the last lines of a run."""
+"""Finished rows on their way into part logs and shards, and what the check of the target has found."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
-from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.data.formats.prompts import Prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest, ShardPlan
@@ -23,6 +23,7 @@ from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prompt_encoder
 from specdist.job.run.manifest import run_manifest
+from specdist.job.run.opening import open_run_prompts
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
 from specdist.job.totals.report import all_costs, check_results, frozen_costs
@@ -118,24 +119,6 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder, 
         "sequence" if limits.num_slots == 1 else "sequences",
         limits.max_num_batched_tokens,
     )
-
-
-def open_run_prompts(config: GenerateConfig) -> Prompts:
-    """Raises :class:`UserError` for a file that cannot be used."""
-    prompts = open_prompts(
-        config.prompts,
-        prompt_column=config.prompt_column,
-        messages_column=config.messages_column,
-        has_turns=config.turns_column is not None,
-        limit=config.limit,
-        cache_dir=config.cache_dir,
-    )
-    if config.chat_fingerprint and not prompts.is_chat:
-        raise UserError(
-            f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
-            "chat messages with --messages_column, or leave it out"
-        )
-    return prompts
 
 
 def open_joined(

@@ -1,1 +1,1 @@
-"""A run's figures for people: progress, status, totals, and publishing on the Hugging Face hub."""
+"""A run's figures for people: progress, status, last lines, and publishing on the Hugging Face hub."""

@@ -14,7 +14,8 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
 from specdist.job.run.manifest import run_manifest
-from specdist.job.run.preflight import RunPlan, open_joined, open_run_prompts, plan_run
+from specdist.job.run.opening import open_run_prompts
+from specdist.job.run.preflight import RunPlan, open_joined, plan_run
 from specdist.models.heads.examples import PREFIX_KINDS, bytes_per_example
 from specdist.models.heads.head import identify_draft
 from specdist.training.collect.config import CollectConfig

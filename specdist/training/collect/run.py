@@ -7,7 +7,6 @@ shard, which is a few passes over its texts.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -36,6 +35,7 @@ from specdist.training.collect.plan import CollectPlan, draft_hidden_size, plan_
 from specdist.training.collect.ranks import Conductor, follow_conductor
 from specdist.training.collect.texts import Text, response_text, verifier_texts
 from specdist.training.collect.writers import TextWriter
+from specdist.utils.documents import print_document
 
 logger = logging.getLogger(__name__)
 
@@ -212,4 +212,4 @@ def _print_totals(config: CollectConfig, plan: CollectPlan) -> None:
         "num_bytes": sum(path.stat().st_size for path in paths),
         "wall_s": sum(stats["wall_ns"] for stats in shards) / NS_PER_S,
     }
-    print(json.dumps(document))  # noqa: T201 (the job's result)
+    print_document(document)

@@ -20,7 +20,7 @@ from specdist.data.store.files import write_json
 from specdist.data.store.storage import storage_path
 from specdist.job.models.model_plan import ModelPlan, plan_models
 from specdist.job.rows.row_requests import prompt_encoder
-from specdist.job.run.preflight import open_run_prompts
+from specdist.job.run.opening import open_run_prompts
 from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint, open_checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.quantized.quantized import quantization_of

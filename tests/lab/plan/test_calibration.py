@@ -183,7 +183,7 @@ def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: 
     ("name", "message"),
     [
         ("NVIDIA H100 PCIe", r"was measured on NVIDIA H100 PCIe, which is not a h100-sxm: give h100-pcie"),
-        ("NVIDIA H100 NVL", r"on NVIDIA H100 NVL, which is not a h100-sxm: give the file of such a GPU"),
+        ("NVIDIA A30", r"on NVIDIA A30, which is not a h100-sxm: give the file of such a GPU"),
         ("no file", r"cannot be read: .*No such file"),
     ],
 )
@@ -204,7 +204,10 @@ def test_names_of_devices_are_those_of_one_row_each() -> None:
         "NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA A100-PCIE-40GB": "a100-40",
         "NVIDIA L40S": "l40s", "NVIDIA L4": "l4", "NVIDIA A10": "a10", "NVIDIA A10G": "a10",
         "Tesla V100-SXM2-32GB": "v100-32", "NVIDIA GeForce RTX 4090": "rtx-4090",
-        "NVIDIA GeForce RTX 3090": "rtx-3090",
+        "NVIDIA GeForce RTX 3090": "rtx-3090", "NVIDIA B300 SXM6 AC": "b300", "NVIDIA GH200 480GB": "gh200",
+        "NVIDIA GH200 144G HBM3e": "h200", "NVIDIA H100 NVL": "h100-nvl", "NVIDIA H20": "h20",
+        "NVIDIA RTX A6000": "a6000", "NVIDIA GeForce RTX 5090": "rtx-5090",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
     }  # fmt: skip
     found = {name: [gpu.name for gpu in GPUS.values() if gpu.is_named(name)] for name in names}
     assert found == {name: [row] for name, row in names.items()} and set(names.values()) == set(GPUS)

@@ -1,55 +1,17 @@
-"""What a run says of itself: whether it is exact, and at its end how it went and what to do next."""
+"""The last lines of a run: how it went, whether it is exact, and what to do next."""
 
 from __future__ import annotations
 
-import logging
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
-from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import gpu_price_of, price_text
-from specdist.models.start_check.loading_check import LoadingCheck
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 CHECK = "loading_check"
-
-logger = logging.getLogger(__name__)
-
-
-def record_check(
-    config: GenerateConfig, run: RunPlan, check: LoadingCheck, choices: Mapping[str, Any]
-) -> bool:
-    """Write the result of the check of the loaded target into the manifest, once per run, with the
-    ``choices`` of its sums over the ranks and its products, by their names there; log whether the run is
-    exact, and return it.
-
-    Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
-    """
-    folder = run.folder
-    if CHECK not in folder.manifest.info:
-        with run.membership.setup():
-            if CHECK not in folder.manifest.info:
-                for name, choice in choices.items():
-                    folder.freeze(name, choice)
-                # In this order: where there is a check, ``exact`` is what it found.
-                folder.freeze("exact", config.is_exact and check.is_checked)
-                folder.freeze(CHECK, check.to_json())
-    if check.is_checked:
-        logger.info("the loaded target matches its checkpoint: %s", check)
-    is_exact = bool(folder.manifest.info["exact"])
-    logger.log(
-        logging.INFO if is_exact else logging.WARNING,
-        "%s%s",
-        exactness(folder.manifest),
-        "" if config.is_exact else "; --verify all verifies every token",
-    )
-    return is_exact
 
 
 def exactness(manifest: Manifest) -> str:

@@ -1,0 +1,85 @@
+"""The options of one call from Python: under the names of vLLM, too, and with their types checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Collection, Mapping
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, get_args, get_origin
+
+from specdist.config.groups import CompletionOptions
+from specdist.config.names import ALIASES, nearest_option
+from specdist.utils.errors import UserError
+
+WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
+
+
+class SamplingOptions(CompletionOptions):
+    """How completions are drawn, where they end, and how many there are: options of ``jobs/generate.py``, by
+    their names. vLLM's ``max_tokens`` and ``n`` are ``max_new_tokens`` and ``num_samples``; ``stop`` may be
+    one text. Raises :class:`specdist.utils.errors.UserError` (a ValueError) for another name or type."""
+
+    def __init__(self, **options: Any) -> None:
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            own = ALIASES.get(name, name)
+            if own in given:
+                raise UserError(f"{own} is given twice, under two names: leave one of them out")
+            given[own] = [value] if own == "stop" and isinstance(value, str) else value
+        names = [item.name for item in dataclasses.fields(CompletionOptions)]
+        for name in given:
+            if name not in names:
+                raise UserError(f"{name} is not an option of SamplingOptions{nearest(name, names)}")
+        check_types(CompletionOptions, given)
+        super().__init__(**given)
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """What to do with a name that is not an option's: the end of a message."""
+    found = nearest_option(name, names)
+    return f": did you mean {found}?" if found else "; python jobs/generate.py --help all lists them"
+
+
+def check_types(config_class: type, given: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` for a value of another type than the option's. Mappings are left to those
+    that read them."""
+    hints = _hints(config_class)
+    for name, value in given.items():
+        if not isinstance(value, Mapping) and not _is_one(value, hints[name]):
+            raise UserError(
+                f"{name} is {value!r}, of type {type(value).__name__}, but must be {_words(hints[name])}"
+            )
+
+
+@cache
+def _hints(config_class: type) -> dict[str, Any]:
+    return typing.get_type_hints(config_class)
+
+
+def _is_one(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_is_one(value, inner) for inner in get_args(hint))
+    if get_origin(hint) is list:
+        # A text is told apart where lists are read.
+        return isinstance(value, (list, tuple, str)) and all(
+            _is_one(item, get_args(hint)[0]) for item in value
+        )
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, inner))
+    if get_origin(hint) is list:
+        return f"a list of {'texts' if inner[0] is str else 'numbers'}"
+    return " or ".join(map(_words, inner)) if inner else WORDS.get(hint, str(hint))

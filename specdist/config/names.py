@@ -1,0 +1,36 @@
+"""Names of options elsewhere, and the command line that starts several ranks."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Collection, Sequence
+
+# Names of vLLM and transformers that calls from Python take, too; and others that messages answer.
+ALIASES = {"max_tokens": "max_new_tokens", "n": "num_samples"}
+ELSEWHERE = {
+    "model": "target",
+    "max_model_len": "max_seq_len",
+    "tensor_parallel_size": "tp_size",
+    "speculative_model": "draft",
+    "assistant_model": "draft",
+    "num_speculative_tokens": "num_draft_tokens",
+    "kv_cache_dtype": "cache_dtype",
+    "quantization": "target_quantization",
+    **ALIASES,
+}
+LAUNCHER_OPTIONS = ("num_processes", "nproc_per_node", "num_machines", "config_file")
+
+
+def nearest_option(name: str, names: Collection[str]) -> str | None:
+    """The option that somebody who writes this may mean."""
+    if (found := ELSEWHERE.get(name)) in names:
+        return found
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def launch_line(num_processes: int | str, words: Sequence[str], *, device: str = "auto") -> str:
+    """What to type to start so many ranks of the main job with these options."""
+    accelerate = f"jobs/accelerate/{'cpu' if device == 'cpu' else 'gpu5'}.yaml"
+    options = ["--config_file", accelerate, "--num_processes", str(num_processes)]
+    return shlex.join(["accelerate", "launch", *options, "jobs/generate.py", *words])
