@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specdist.lab.plan.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.calibration import FORMAT, Calibration, MeasuredSampling, MeasuredSum
 from specdist.utils.errors import UserError
 
 FILE_NAME = "calibration.json"
@@ -58,6 +58,7 @@ def calibration_of(found: dict[str, Any]) -> Calibration:
         **costs["device"],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         is_fake=False,
+        format=FORMAT,
         graph_node_bytes=node_bytes if node_bytes > 0 else None,
         all_reduce=tuple(
             MeasuredSum(**{name: one[name] for name in ("num_ranks", "num_bytes", "seconds")}) for one in sums

@@ -17,6 +17,8 @@ from specdist.utils.json_values import parse_fields
 
 Filters = Literal["none", "top_k", "top_p", "top_k and top_p"]
 HALVES = ("bfloat16", "float16")
+# What is measured, and how.
+FORMAT = 2
 AGAIN = "measure that GPU again (python -m tests.gpu.first_day), or leave --calibration out"
 
 
@@ -48,7 +50,7 @@ class Calibration:
     Attributes:
         gpu_name: as the driver calls it. ``memory_bytes``: all of it.
         date: of the measurement, ISO 8601. ``versions``: of torch, CUDA, the driver, and so on.
-        is_fake: nothing was measured; such a file is refused.
+        is_fake: nothing was measured; such a file is refused. ``format``: of an earlier one, too.
         read_bytes_per_s: of products of a layer's matrix with one token, which read it from memory;
             ``float8_bytes_per_s``: of those of rounded inputs.
         flops_per_s: of products with some hundred tokens, by the name of the numbers' type; float8 may lack.
@@ -65,6 +67,7 @@ class Calibration:
     date: str
     versions: dict[str, str]
     is_fake: bool
+    format: int
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
     launch_s: float
@@ -83,6 +86,11 @@ class Calibration:
             found = parse_fields(Calibration, path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"--calibration {path} cannot be read: {error}: {AGAIN}") from error
+        if found.format != FORMAT:
+            raise UserError(
+                f"--calibration {path} has format {found.format}, and this version reads {FORMAT}, with "
+                f"products that are joined and of FP8: {AGAIN}"
+            )
         if found.is_fake:
             raise UserError(
                 f"--calibration {path}: is_fake is true: these times are of no GPU, only of the program "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specdist.config.generate import parse_arguments
-from specdist.lab.plan.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.calibration import FORMAT, Calibration, MeasuredSampling, MeasuredSum
 from specdist.lab.plan.hardware import GPUS, PUBLISHED, Gpu, find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, PACKING_S, TARGET_PASS, Placement
@@ -26,6 +26,7 @@ MEASURED = Calibration(
     date="2027-01-02T03:04:05+00:00",
     versions={"torch": "2.13.0", "triton": "3.7.1"},
     is_fake=False,
+    format=FORMAT,
     read_bytes_per_s=2.5e12,
     float8_bytes_per_s=2e12,
     flops_per_s={"bfloat16": 5e14, "float32": 4e13, "float8": 8e14},
@@ -64,6 +65,7 @@ def slower(gpu: Gpu, factor: float) -> Calibration:
         date="2027-01-02",
         versions={},
         is_fake=False,
+        format=FORMAT,
         read_bytes_per_s=gpu.sustained_bytes_per_s / factor,
         flops_per_s={
             "bfloat16": gpu.sustained_flops_per_s(2) / factor,
@@ -169,6 +171,8 @@ def test_plan_and_emulation_use_it_and_say_so(tmp_path: Path) -> None:
             r"sampling with filters top_p was measured at one size, 1,",
         ),
         ({"gpu_name": None}, r"gpu_name is missing"),
+        ({"format": None}, r"format is missing"),
+        ({"format": 1}, r"has format 1, and this version reads 2"),
     ],
 )
 def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
