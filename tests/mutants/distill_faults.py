@@ -1,8 +1,8 @@
-"""Faults in distillation, and in runs whose draft changes on its way."""
+"""Faults in distillation."""
 
 from tests.mutants.mutant import Mutant
 
-LEARNING, SEGMENTS = "tests/training/drafts/test_learning.py", "tests/data/test_segments.py"
+LEARNING = "tests/training/drafts/test_learning.py"
 JOB = "tests/training/drafts/test_distill.py"
 LEARNS = f"{JOB}::test_a_distilled_draft_is_accepted_more_often"
 KILLED = f"{JOB}::test_a_killed_training_ends_with_the_same_weights"
@@ -42,14 +42,6 @@ DISTILL_FAULTS = (
         "if (checkpoints / KEY_NAME).is_file() and ",
         "if False and ",
         (KILLED,)),
-    Mutant("a-draft-changes-within-a-shard-under-rejection", "next_segment",
-        "if rule == BETWEEN_SHARDS:",
-        "if False:",
-        (f"{SEGMENTS}::test_with_rejection_no_shard_has_rows_of_two_drafts",)),
-    Mutant("costs-of-the-former-draft-are-kept", "INFO_OF_DRAFT",
-        'INFO_OF_DRAFT = ("draft", COSTS, EARLIER_COSTS)',
-        'INFO_OF_DRAFT = ("draft",)',
-        (f"{SEGMENTS}::test_the_next_draft_is_recorded_and_its_costs_are_measured_anew",)),
     Mutant("eagle-draft-that-the-run-does-not-use-is-trained", "_open_start",
         "if found.drafter is not None:",
         "if not found.option:",

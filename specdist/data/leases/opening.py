@@ -10,9 +10,8 @@ from pathlib import Path
 from specdist.data.file_names import LEASES_FOLDER, PROBE, RUN_TAG, SHARD_FOLDERS
 from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
-from specdist.data.run.manifest import Manifest
+from specdist.data.run.manifest import Manifest, check_same
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
-from specdist.data.run.segments import next_segment
 from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
 from specdist.data.store.storage import StorePath
 from specdist.utils.errors import UserError
@@ -75,8 +74,7 @@ def _take(
                 "that run"
             )
         if not overwrite and (other is not None or not has_no_rows):
-            if (following := next_segment(old, manifest, folder, find_another)) is not None:
-                following.write(folder.manifest_path)
+            check_same(old, manifest)
         elif has_no_rows and is_other:
             manifest.write(folder.manifest_path)
     else:

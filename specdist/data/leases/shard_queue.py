@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from specdist.data.leases.leases import Lease, View, shard_name
 from specdist.data.leases.membership import Membership
-from specdist.data.run.manifest import Manifest
+from specdist.data.run.manifest import Manifest, check_same
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.run.segments import check_continues
 from specdist.data.store.files import writing
 from specdist.utils.errors import UserError
 
@@ -161,6 +160,6 @@ class ShardQueue:
     def _check_run(self) -> None:
         """A replica that was paused must not write into a run that replaced its own."""
         try:
-            check_continues(self._folder.manifest, self._manifest)
+            check_same(self._folder.manifest, self._manifest)
         except UserError as error:
             raise UserError(f"the run in this folder has been replaced by another. {error}") from error

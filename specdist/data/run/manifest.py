@@ -27,6 +27,8 @@ COMPLETIONS_PER_SHARD = "completions_per_shard"
 # The field of ``info`` that tells whether the class ``tokens`` leaves rounding out, which may decide between
 # two tokens.
 UP_TO_ROUNDING = "up_to_rounding"
+# Fields of ``info`` for measured costs: the latest, and those that earlier rounds were decided by.
+COSTS, EARLIER_COSTS = "costs", "earlier_costs"
 
 
 def fewest_rows_per_shard(num_rows: int) -> int:

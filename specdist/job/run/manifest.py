@@ -15,7 +15,6 @@ from specdist.data.file_names import RUN_TAG
 from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
-from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
 from specdist.data.store.files import unique_tag
 from specdist.data.store.storage import is_url
 from specdist.job.models.model_plan import ModelPlan
@@ -193,7 +192,6 @@ def reproducibility_info(config: GenerateConfig, topology: Topology, models: Mod
     return {
         "reproducibility": reproducibility(config, topology, models),
         UP_TO_ROUNDING: topology.device.type == "cuda" or is_rough,
-        DRAFT_CHANGES: draft_changes(config),
     }
 
 
@@ -201,10 +199,3 @@ def rounds_to_8_bits(model: Checkpoint) -> bool:
     """Whether a model's cache, or inputs of its layers, are rounded to 8 bits."""
     quantization = quantization_of(model)
     return model.has_float8_cache or (quantization is not None and quantization.rounds_inputs)
-
-
-def draft_changes(config: GenerateConfig) -> str:
-    """When another draft may follow this run's: see :mod:`specdist.data.run.segments`."""
-    if not config.is_exact or not config.uses_draft:
-        return NEVER
-    return ANY_TIME if config.is_coupled else BETWEEN_SHARDS

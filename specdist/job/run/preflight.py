@@ -11,9 +11,8 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.opening import open_run_folder
-from specdist.data.run.manifest import Manifest, ShardPlan
+from specdist.data.run.manifest import COSTS, EARLIER_COSTS, Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.store.access import check_output
 from specdist.data.store.storage import storage_path
 from specdist.job.models.model_plan import ModelPlan, batch_limits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specdist.data.run.manifest import COSTS, EARLIER_COSTS
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.totals import total_of
 from specdist.policies.costs import CostModel
