@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-NUM_BINS = 10
-
 
 def binary_kl(logits_M: np.ndarray, labels_M: np.ndarray) -> float:
     """Mean Kullback-Leibler divergence of estimates from labels, in nats (SpecDec++, appendix D.3)."""
@@ -28,14 +26,6 @@ def _entropy(probabilities_M: np.ndarray) -> np.ndarray:
 
 def sigmoid(logits_M: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits_M.astype(float)))
-
-
-def calibration_error(estimates_M: np.ndarray, labels_M: np.ndarray) -> float:
-    """Expected calibration error: the mean over the examples of how far the mean estimate and the mean label
-    of an example's bin are apart. Bins of estimates in [0, 1] have equal widths."""
-    bins_M = np.minimum((estimates_M * NUM_BINS).astype(int), NUM_BINS - 1)
-    gaps = np.bincount(bins_M, weights=estimates_M - labels_M, minlength=NUM_BINS)
-    return float(np.abs(gaps).sum() / len(bins_M))
 
 
 def area_under_curve(scores_M: np.ndarray, labels_M: np.ndarray) -> float | None:

@@ -12,14 +12,12 @@ from specdist.models.heads.head import TokenHead, save_weights
 from specdist.models.heads.info import INFO_NAME, HeadInfo
 from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import ExampleSet, open_examples, split_rows
-from specdist.training.heads.metrics import area_under_curve, binary_kl, calibration_error, sigmoid
+from specdist.training.heads.metrics import area_under_curve, binary_kl, sigmoid
 from specdist.training.heads.optimize import Objective, estimate, reproducible, train_head
 from specdist.utils.errors import UserError
 
 # The draft's own features as scores, with the sign that makes larger better.
 BASELINES = {"entropy": -1, "top_probability": 1, "probability": 1}
-# SPRINTER's tau, for which its rates are reported.
-VERIFIER_THRESHOLD = 0.5
 
 
 def train_and_describe(config: TrainConfig) -> tuple[str, dict[str, Any]]:
@@ -91,33 +89,17 @@ def head_metrics(
     objective = objective_of(config)
     training_logits_M, training_labels_M = estimate(head, training), objective.labels(training)
     logits_M, labels_M = estimate(head, evaluation), objective.labels(evaluation).astype(float)
-    estimates_M = sigmoid(logits_M)
-    rates: dict[str, Any] = {}
-    if config.kind == "verifier":
-        is_approved_M = estimates_M >= VERIFIER_THRESHOLD
-        rates = {
-            "threshold": VERIFIER_THRESHOLD,
-            "true_positive_rate": _share(is_approved_M[labels_M == 1]),
-            "false_positive_rate": _share(is_approved_M[labels_M == 0]),
-        }
     return {
         "num_training_examples": len(training_logits_M),
         "num_examples": len(logits_M),
         "mean_label": float(labels_M.mean()),
-        "mean_estimate": float(estimates_M.mean()),
+        "mean_estimate": float(sigmoid(logits_M).mean()),
         "training_loss": objective.mean_loss(training_logits_M, training_labels_M),
         "loss": objective.mean_loss(logits_M, labels_M),
-        "training_kl": binary_kl(training_logits_M, training_labels_M),
         "kl": binary_kl(logits_M, labels_M),
-        "calibration_error": calibration_error(estimates_M, labels_M),
         "auc": area_under_curve(logits_M, labels_M),
         "baseline_auc": {
             name: area_under_curve(sign * evaluation.column(name), labels_M)
             for name, sign in BASELINES.items()
         },
-        **rates,
     }
-
-
-def _share(flags_M: np.ndarray) -> float | None:
-    return float(flags_M.mean()) if len(flags_M) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdist.training.heads.metrics import area_under_curve, binary_kl, calibration_error, sigmoid
+from specdist.training.heads.metrics import area_under_curve, binary_kl, sigmoid
 from specdist.training.heads.optimize import Objective
 
 
@@ -44,8 +44,3 @@ def test_losses_do_not_overflow() -> None:
     objective = Objective(labels=lambda examples: examples.column("acceptance"), rejected_weight=6)
     assert objective.mean_loss(np.array([1000.0, -1000.0]), np.array([0.0, 1.0])) == (6000 + 1000) / 2
     assert sigmoid(np.array([-1000.0, 1000.0])).tolist() == [0, 1]
-
-
-def test_calibration_compares_means_in_bins() -> None:
-    found = calibration_error(np.array([0.01, 0.05, 0.55, 1.0]), np.array([0.0, 1.0, 0.5, 1.0]))
-    assert found == pytest.approx((2 * 0.47 + 0.05) / 4)
