@@ -63,11 +63,10 @@ def paired_table(comparisons: Mapping[str, Mapping[str, Any]]) -> str:
         [
             name, f"{found['first']:.4f}", f"{found['second']:.4f}", f"{found['difference']:+.4f}",
             _range(found["interval"]), f"{found['num_better']:,} / {found['num_worse']:,}",
-            f"{found['p_value']:.3g}",
         ]
         for name, found in comparisons.items()
     ]  # fmt: skip
-    header = ["metric", "run", "against", "difference", "95% interval", "better / worse", "p"]
+    header = ["metric", "run", "against", "difference", "95% interval", "better / worse"]
     return Table(header, rows).console()
 
 

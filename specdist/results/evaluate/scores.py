@@ -1,7 +1,7 @@
 """A task's scores of rows, and its figures over prompts.
 
 Completions of a prompt are not independent, so every figure is a mean over *prompts*, which are what the
-bootstrap draws and the paired test swaps.
+bootstrap draws.
 
 N rows (completions), P prompts.
 """

@@ -1,8 +1,7 @@
-"""Confidence intervals and tests against theory and brute force; every draw is seeded."""
+"""Confidence intervals against theory; every draw is seeded."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -39,18 +38,6 @@ def test_samples_of_one_prompt_are_not_independent_evidence() -> None:
     assert bootstrap_interval(once.values_P) == bootstrap_interval(often.values_P)
 
 
-def test_the_permutation_test_agrees_with_enumerating_all_swaps() -> None:
-    """Against all 2^10 swaps; the spread of 10,000 draws is below 0.005."""
-    rng = np.random.default_rng(3)
-    ours, theirs = rng.normal(0.4, 1.0, 10), rng.normal(0.0, 1.0, 10)
-    found = compare_paired(metric(ours), metric(theirs))
-    assert found is not None and found["difference"] == pytest.approx((ours - theirs).mean())
-    signs = np.array(list(itertools.product((-1, 1), repeat=10)))
-    extreme = np.abs(signs @ (ours - theirs)) >= abs((ours - theirs).sum()) * (1 - 1e-9)
-    assert 0.02 < found["p_value"] < 0.9
-    assert found["p_value"] == pytest.approx(extreme.mean(), abs=0.02)
-
-
 def test_none_or_all_right_has_the_interval_of_clopper_and_pearson() -> None:
     """For 16 prompts, to the three decimals of published tables; all their resamples are equal."""
     for value, low, high in ((0.0, 0.0, 0.206), (1.0, 0.794, 1.0), (0.5, 0.397, 0.603)):
@@ -63,7 +50,7 @@ def test_none_or_all_right_has_the_interval_of_clopper_and_pearson() -> None:
 def test_runs_that_never_differ_may_differ_on_other_prompts() -> None:
     mixed = metric(np.repeat([1.0, 0.0], 8))
     same = compare_paired(mixed, mixed)
-    assert same is not None and (same["difference"], same["p_value"], same["num_better"]) == (0.0, 1.0, 0)
+    assert same is not None and (same["difference"], same["num_better"]) == (0.0, 0)
     assert same["interval"] == pytest.approx((-0.206, 0.206), abs=5e-4)
     apart = compare_paired(metric(np.ones(16)), metric(np.zeros(16)))
     assert apart is not None and apart["interval"] == pytest.approx((1 - 2 * 0.206, 1.0), abs=1e-3)
