@@ -13,9 +13,9 @@ from specdist.data.stats.shard import Stats
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of a JSON document's values; both regressions share the names of the first."""
+    """Dotted names of a JSON document's values."""
     for name, value in values.items():
-        if isinstance(value, dict) and value and name != "shard_cost_sums":
+        if isinstance(value, dict) and value:
             yield from dotted(value, f"{prefix}{name}.")
         else:
             yield prefix + name

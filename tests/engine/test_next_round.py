@@ -32,11 +32,7 @@ def counted(replica: Harness, requests: list[Request]) -> dict[str, Any]:
     stats = dataclasses.asdict(replica.stats_recorder.close_shard(0))
     sums = stats.pop("cost_sums")
     stats |= {f"sum of {name}": sums[name] for name in ("num", "dd", "dv", "vv")}
-    times = {
-        name
-        for name in stats
-        if "_ns" in name or name in ("shard_cost_sums", "work_span", "peak_memory_bytes")
-    }
+    times = {name for name in stats if "_ns" in name or name in ("work_span", "peak_memory_bytes")}
     return {"completions": completions} | {name: stats[name] for name in stats.keys() - times}
 
 

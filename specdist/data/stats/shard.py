@@ -42,7 +42,7 @@ class Stats:
     """Statistics of a shard, or the sum of several. Each field says what it counts.
 
     Lists are indexed by draft position, or by length. A miss is a next token that dropped drafted tokens. A
-    draft step has a token per sequence, and those that its cache lacks. The regressions explain the time of
+    draft step has a token per sequence, and those that its cache lacks. The regression explains the time of
     drafting and verifying, without prompts, by the number of passes.
     """
 
@@ -92,7 +92,6 @@ class Stats:
     target_ns: TargetTimes = stat("", TargetTimes)
     draft_ns: DraftTimes = stat("", DraftTimes)
     cost_sums: CostSums = stat("", CostSums)
-    shard_cost_sums: CostSums = stat("the same eight sums over shards instead of completions", CostSums)
     peak_memory_bytes: PeakMemory = stat("", PeakMemory)
     work_span: WorkSpan = stat("", WorkSpan)
 
@@ -144,15 +143,6 @@ class Stats:
             self.num_draft_passes += 1
             _count(self.num_draft_passes_per_size, num_tokens, 1)
 
-    def close_shard(self) -> None:
-        """Count the complete shard as an observation of the regression over shards."""
-        self.shard_cost_sums = CostSums()
-        self.shard_cost_sums.observe(
-            time_ns=self.target_ns.verify + self.draft_ns.draft,
-            num_draft_passes=self.num_draft_passes,
-            num_target_passes=self.num_target_passes,
-        )
-
     @property
     def num_discarded(self) -> int:
         """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
@@ -200,13 +190,12 @@ class Stats:
         return {name: figure(self, num_devices) for name, (_, figure) in FIGURES.items()}
 
     def costs(self) -> dict[str, Any]:
-        """Time per pass, measured directly and by regression, over completions and over shards."""
+        """Time per pass, measured directly and by regression over completions."""
         t_draft = _ratio(self.draft_ns.draft, self.num_draft_passes) or 0.0
         t_target = _ratio(self.target_ns.verify, self.num_target_passes) or 0.0
         return {
             "measured": self.cost_sums.explained_by(t_draft, t_target),
             "fitted": self.cost_sums.fit(),
-            "fitted_over_shards": self.shard_cost_sums.fit(),
         }
 
 
@@ -304,7 +293,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
         lambda stats, _: _seconds(stats.draft_ns),
     ),
     "costs": (
-        "seconds per pass, `measured`, `fitted` to completions and `fitted_over_shards`, with R²",
+        "seconds per pass, `measured`, and `fitted` to completions, with R²",
         lambda stats, _: stats.costs(),
     ),
     "peak_memory_bytes": (

@@ -29,7 +29,6 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_cut_completions = sum(result.finish_reason == "length" for result in results)
     stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
-    stats.close_shard()
     return stats.to_json()
 
 
