@@ -42,11 +42,6 @@ class DistillConfig:
         "on every rank; recorded = the top log-probabilities of a run with --logprobs; tokens = the "
         "tokens alone; auto = recorded if there are any, else target",
     )
-    loss: Literal["kl", "tvd"] = option(
-        "kl",
-        help="of the draft's distribution against the teacher's: kl = Kullback-Leibler divergence, tvd = "
-        "TVD++; with --teacher tokens it is the cross entropy",
-    )
     prompt_rows: int | None = option(
         None, at_least=0,
         help="with the target as the teacher, learn too what it says at every place of so many rows' "
@@ -73,8 +68,6 @@ class DistillConfig:
     seed: int = option(0, rule=SEED, help="seed of the order, the held-out rows and the draft's own texts")
 
     _refusals: ClassVar[Refusals] = (
-        ("loss", lambda o: o.teacher == "tokens",
-         "has no effect with --teacher tokens, whose loss is the cross entropy: leave it out"),
         ("new_draft", lambda o: o.new_draft in (o.draft, o.target, o.run),
          "is a folder that is read: give another one"),
     )  # fmt: skip

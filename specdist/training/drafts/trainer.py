@@ -169,11 +169,11 @@ def loss_of(config: DistillConfig, logits_MV: Tensor, target_MV: Tensor | None, 
     others as one token more; or the cross entropy of the target's tokens."""
     logs_MV = logits_MV.log_softmax(-1)
     if target_MV is not None:
-        return distance(config.loss, logs_MV, target_MV.log_softmax(-1))
+        return divergence(logs_MV, target_MV.log_softmax(-1))
     if config.teacher == "tokens":
         return F.nll_loss(logs_MV, known["labels"])
     logs_MK = logs_MV.gather(1, known["top_logprob_ids"].long())
-    return distance(config.loss, _with_rest(logs_MK), _with_rest(known["top_logprobs"].float()))
+    return divergence(_with_rest(logs_MK), _with_rest(known["top_logprobs"].float()))
 
 
 def _with_rest(logs_MK: Tensor) -> Tensor:
@@ -182,19 +182,9 @@ def _with_rest(logs_MK: Tensor) -> Tensor:
     return torch.cat([logs_MK, rest_M1.log()], 1)
 
 
-def distance(name: str, logs_MV: Tensor, target_logs_MV: Tensor) -> Tensor:
-    """A mean over the tokens. ``kl``: KL(target || draft). ``tvd``: TVD++ (Goel et al. 2024,
-    arXiv:2403.00858, Lemma 1 and Equation 5), the total variation distance as the policy gradient of the
-    reward 1{P > Q}, normalised over all tokens; only its gradient means anything."""
-    if name == "kl":
-        return F.kl_div(logs_MV, target_logs_MV, log_target=True, reduction="batchmean")
-    shares_MV = logs_MV.exp()
-    with torch.no_grad():
-        reward_MV = (target_logs_MV > logs_MV).to(logs_MV.dtype)
-        mean = (shares_MV * reward_MV).sum(1).mean()
-        variance = (shares_MV * (reward_MV - mean) ** 2).sum(1).mean()
-        advantage_MV = (reward_MV - mean) / variance.sqrt().clamp_min(1e-6)
-    return -(shares_MV * advantage_MV).sum(1).mean()
+def divergence(logs_MV: Tensor, target_logs_MV: Tensor) -> Tensor:
+    """KL(target || draft), a mean over the tokens."""
+    return F.kl_div(logs_MV, target_logs_MV, log_target=True, reduction="batchmean")
 
 
 def acceptances(

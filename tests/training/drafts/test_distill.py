@@ -185,7 +185,6 @@ def test_an_unfinished_run_is_learned_from_and_keeps_its_draft(
     ("changes", "message"),
     [
         ({"draft": "ngram"}, "--draft ngram cannot be trained: name the folder"),
-        ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
         ({"prompt_rows": 5}, "--prompt_rows 5 needs --teacher target"),
         ({"draft": "same", "new_draft": "same"}, "--new_draft same is a folder that is read: give another"),
         ({"run": "nothing"}, "--run nothing holds no run: generate one"),
