@@ -45,12 +45,6 @@ def compare_tokens(
         found.append(_compare(ours, theirs, our_end, their_end))
     kinds = Counter(kind for kind, _ in found if kind is not None)
     positions = [position for _, position in found if position is not None]
-    num_tokens = sum(len(rows[0][key][3]) for key in keys)
-    # The first run's tokens that both have.
-    num_common = sum(
-        len(rows[0][key][3]) if position is None else position
-        for key, (_, position) in zip(keys, found, strict=True)
-    )
     num_identical = len(keys) - len(positions)
     document = {
         "num_rows": len(keys),
@@ -58,7 +52,6 @@ def compare_tokens(
         "num_rows_only_in_second": len(rows[1]) - len(keys),
         "num_identical": num_identical,
         "share_identical": num_identical / len(keys),
-        "share_of_tokens_before_first_difference": num_common / num_tokens if num_tokens else None,
         "kinds_of_difference": dict(kinds),
         "median_first_difference": float(np.median(positions)) if positions else None,
         "settings_that_differ": _settings_that_differ(first, second),

@@ -27,7 +27,6 @@ def test_every_kind_of_difference_is_counted(tmp_path) -> None:
     assert found["kinds_of_difference"] == {"token": 1, "length": 2, "error": 1}
     # At positions 2, 2, 3 and 0.
     assert found["median_first_difference"] == 2
-    assert found["share_of_tokens_before_first_difference"] == (3 + 2 + 2 + 3 + 0) / 14
     assert "1 of 5 rows have the same tokens (20.00%)" in text
     folder = first / "evaluation" / "identity-against-second"
     rows = pa.ipc.open_file(pa.memory_map(str(folder / "differences.arrow"))).read_all().to_pydict()
