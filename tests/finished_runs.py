@@ -59,7 +59,7 @@ def shard_stats(shard: int) -> Stats:
     stats = Stats(
         num_rows=1 + shard, num_completions=(6, 6, 2)[shard], num_completion_tokens=10, wall_ns=2_000_000_000
     )
-    stats.observe_target_pass(num_tokens=4 + shard, time_ns=5)
+    stats.num_target_passes += 4 + shard
     stats.observe_block(num_drafted=4, num_accepted=shard)
     return stats
 

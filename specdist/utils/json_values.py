@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import NoneType, UnionType
@@ -20,7 +19,6 @@ PLAIN_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a valid string"),
     bool: ((bool,), "a valid boolean"),
 }
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def parse_json(content: bytes) -> Any:
@@ -81,8 +79,8 @@ def _reader(kind: Any, drops_unknown: bool) -> Reader:
         return _of_optional(_reader(inner[0], drops_unknown))
     if origin in (list, tuple, Sequence) and (origin is not tuple or inner[1:] == (...,)):
         return _of_items(_reader(inner[0], drops_unknown), tuple if origin is tuple else list)
-    if origin is dict and inner[0] in (str, int):
-        return _of_dict(inner[0], _reader(inner[1], drops_unknown))
+    if origin is dict and inner[0] is str:
+        return _of_dict(_reader(inner[1], drops_unknown))
     raise TypeError(f"no reader for values of type {kind}")
 
 
@@ -147,14 +145,11 @@ def _of_items(reader: Reader, collect: Callable[[Any], Any]) -> Reader:
     return read
 
 
-def _of_dict(key_kind: type, reader: Reader) -> Reader:
+def _of_dict(reader: Reader) -> Reader:
     def read(value: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise _misfit(value, name, "an object")
-        for key in value:
-            if key_kind is int and not WHOLE_NUMBER.fullmatch(key):
-                raise _misfit(key, f"{name}.{key}", "a valid integer as a key")
-        return {key_kind(key): reader(item, f"{name}.{key}") for key, item in value.items()}
+        return {key: reader(item, f"{name}.{key}") for key, item in value.items()}
 
     return read
 

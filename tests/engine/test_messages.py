@@ -149,7 +149,7 @@ def test_replies_arrive_unchanged() -> None:
     )
     features_3C = np.float32(np.arange(9) / 7).astype(float).reshape(3, 3)
     more = dataclasses.replace(
-        reply, features_3C=features_3C, draft_steps=DraftSteps(1, 2, 3, 4), num_rounds_alone=7
+        reply, features_3C=features_3C, draft_steps=DraftSteps(1, 2, 3), num_rounds_alone=7
     )
     for sent in (reply, more):
         assert_same(sent, codec.unpacked_reply(Line().over(codec.packed_reply(sent))))

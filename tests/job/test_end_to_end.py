@@ -22,7 +22,6 @@ from tests.job.launching import (
 )
 from tests.job.pair import NUM_PROMPTS, Pair
 from tests.job.ranks import fork_ranks
-from tests.job.test_report import check_passes
 
 # Sums in another order move the borders between tokens; a sharded target has the layers of transformers.
 SAMPLED = {"temperature": 1, "top_p": 0.9, "top_k": 50, "seed": 7, "model_impl": "transformers"}
@@ -143,4 +142,3 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]
-    check_passes(ahead)

@@ -23,7 +23,7 @@ class Outer:
     pair: tuple[int, ...] | None = None
     is_late: bool = False
     inner: Inner = Inner([1])
-    per_size: dict[int, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ def test_an_object_is_asked_for():
 def test_fields_come_back_with_their_types():
     values = {
         "count": 3, "share": 1, "kind": "b", "name": None, "pair": [2, 3], "is_late": True,
-        "inner": {"sizes": [1, 2]}, "per_size": {"8": 1},
+        "inner": {"sizes": [1, 2]}, "counts": {"8": 1},
         "free": {"x": [None]},
     }  # fmt: skip
     expected = Outer(
@@ -55,7 +55,7 @@ def test_fields_come_back_with_their_types():
         pair=(2, 3),
         is_late=True,
         inner=Inner([1, 2]),
-        per_size={8: 1},
+        counts={"8": 1},
         free={"x": [None]},
     )
     assert from_fields(Outer, values) == expected
@@ -75,14 +75,13 @@ def test_fields_come_back_with_their_types():
         ({"inner": {"sizes": [1, "2"]}}, r"inner\.sizes\.1 is '2'"),
         ({"inner": {}}, r"inner\.sizes is missing"),
         ({"inner": 3}, "inner is 3, but it should be an object"),
-        ({"per_size": {"x": 1}}, r"per_size\.x.* is 'x'"),
+        ({"counts": {"x": "1"}}, r"counts\.x is '1'"),
         ({"free": []}, "free is a list"),
         ({"free": {"x": "\ud800"}}, "Outer holds text that is not Unicode"),
         ({"share": True}, "share is True"),
         ({"is_late": 1}, "is_late is 1"),
         ({"pair": [1.0]}, r"pair\.0 is 1\.0"),
         ({"pair": 1}, "pair is 1, but it should be a valid list"),
-        ({"per_size": {"1.0": 1}}, r"per_size\.1\.0 is '1\.0'"),
         ({"more": 1}, "more is not a field"),
         ({"m" * 10**6: 1}, "mmm\\.\\.\\. is not a field"),
         ({"inner": {"sizes": [], "more": 1}}, r"inner\.more is not a field"),

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def stat(meaning: str, of: Callable[[], Any] = int, *, merge: Callable[[int, int], int] = add) -> Any:
-    """A field of integers: one, a list or a dictionary of them, or a dataclass of such fields. Sums unless an
+    """A field of integers: one, a list of them, or a dataclass of such fields. Sums unless an
     integer is to ``merge`` in another way. ``meaning``: of the field in the file of a shard."""
     return dataclasses.field(default_factory=of, metadata={"meaning": meaning, "merge": merge})
 
@@ -26,8 +26,6 @@ def add_to(into: Any, other: Any) -> None:
         elif isinstance(mine, list):
             mine.extend([0] * (len(theirs) - len(mine)))
             mine[: len(theirs)] = map(add, mine, theirs)
-        elif isinstance(mine, dict):
-            mine |= {key: mine.get(key, 0) + amount for key, amount in theirs.items()}
         else:
             add_to(mine, theirs)
 

@@ -25,7 +25,7 @@ BEFORE_FIGURES = {
     "complete": ("bool", "all shards are finished"),
 }
 ARROW_TYPES = {"double": "float64", "float": "float32"}
-JSON_TYPES = {int: "int", list[int]: "list of int", dict[int, int]: "object of int"}
+JSON_TYPES = {int: "int", list[int]: "list of int"}
 
 
 @dataclass(frozen=True)

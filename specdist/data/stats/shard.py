@@ -7,7 +7,7 @@ time of its rounds. A count is declared once, with its meaning.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,9 +55,6 @@ class Stats:
     num_completion_tokens: int = stat("tokens of the completions")
     num_target_passes: int = stat("forward passes of the target")
     num_draft_passes: int = stat("forward passes of the draft")
-    num_target_passes_per_size: dict[int, int] = stat("target passes by number of tokens, prompts' too", dict)
-    target_pass_ns_per_size: dict[int, int] = stat("total nanoseconds of these passes, by that number", dict)
-    num_draft_passes_per_size: dict[int, int] = stat("draft passes by their number of tokens", dict)
     num_draft_row_steps: int = stat("draft passes, counted per sequence and branch")
     num_empty_draft_steps: int = stat("of these, those that drafted no token")
     num_row_steps: int = stat("target passes that determined a next token, counted per sequence")
@@ -65,7 +62,6 @@ class Stats:
     num_draft_tokens: int = stat("draft tokens proposed to the target")
     num_accepted_tokens: int = stat("of these, the accepted ones")
     num_trusted_tokens: int = stat("of these, those that a lossy run committed unverified")
-    num_head_tokens: int = stat("tokens for which a trained head gave an estimate")
     num_forced_draft_tokens: int = stat("draft tokens that a row's constraint forces: drafted without a pass")
     num_preemptions: int = stat("times that a sequence gave back its cache pages, to be computed again later")
     num_starts: int = stat("replicas whose first token belongs to the shard")
@@ -127,22 +123,6 @@ class Stats:
         for position in range(num_accepted):
             _add_to(self.num_accepted_tokens_per_pos, position, 1)
 
-    def observe_target_pass(self, *, num_tokens: int, time_ns: int = 0) -> None:
-        """Count a target pass; ``time_ns``: the part of its time that is known already."""
-        self.num_target_passes += 1
-        _count(self.num_target_passes_per_size, num_tokens, 1)
-        self.add_pass_time(num_tokens=num_tokens, time_ns=time_ns)
-
-    def add_pass_time(self, *, num_tokens: int, time_ns: int) -> None:
-        """Add time to a pass that was counted before: a device's times are known later."""
-        _count(self.target_pass_ns_per_size, num_tokens, time_ns)
-
-    def observe_draft_passes(self, sizes: Iterable[int]) -> None:
-        """Count draft steps of so many tokens each."""
-        for num_tokens in sizes:
-            self.num_draft_passes += 1
-            _count(self.num_draft_passes_per_size, num_tokens, 1)
-
     @property
     def num_discarded(self) -> int:
         """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
@@ -161,16 +141,6 @@ class Stats:
             + self.num_branch_tokens
             + self.num_empty_draft_steps
         )
-
-    @property
-    def discard_rate(self) -> float | None:
-        """Discarded draft tokens and empty draft passes per token of the completions (SpecDec++)."""
-        return _ratio(self.num_discarded, self.num_completion_tokens)
-
-    @property
-    def verification_rate(self) -> float | None:
-        """Target passes of a sequence per token of its completion (SpecDec++)."""
-        return _ratio(self.num_row_steps, self.num_completion_tokens)
 
     def add(self, other: Any) -> None:
         """Merge another shard's into this one, or what a round has counted under the same names."""
@@ -210,10 +180,6 @@ def _seconds(times: TargetTimes | DraftTimes) -> dict[str, float]:
 def _add_to(counts: list[int], index: int, amount: int) -> None:
     counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += amount
-
-
-def _count(counts: dict[int, int], key: int, amount: int) -> None:
-    counts[key] = counts.get(key, 0) + amount
 
 
 def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, int]:
@@ -270,7 +236,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "discard_rate": (
         "discarded draft tokens, and draft passes of a sequence without a token, per completion token "
         "(SpecDec++)",
-        lambda stats, _: stats.discard_rate,
+        lambda stats, _: _ratio(stats.num_discarded, stats.num_completion_tokens),
     ),
     "miss_catch_rate": (
         "share of the misses that were caught by a branch",
@@ -282,7 +248,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     ),
     "verification_rate": (
         "target passes of a sequence per completion token (SpecDec++)",
-        lambda stats, _: stats.verification_rate,
+        lambda stats, _: _ratio(stats.num_row_steps, stats.num_completion_tokens),
     ),
     "target_s": (
         "seconds of the target side: prefill, verify, transfer, idle, host",

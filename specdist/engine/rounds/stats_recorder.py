@@ -34,7 +34,6 @@ class _Progress:
 class _UntimedPass:
     """A target pass whose end the device had not reached when its round was recorded."""
 
-    stats: Stats
     num_tokens: int
     time: PhaseTime
 
@@ -103,22 +102,21 @@ class StatsRecorder:
 
         Args:
             target: the target's times that have become known since the last round was recorded.
-            pass_time: of the round's target pass, if there was one; counted as soon as it is known.
+            pass_time: of the round's target pass, if there was one; compared as soon as it is known.
         """
         self._note_opened(plan)
         sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
         seqs_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
         if pass_time is not None:
-            first.observe_target_pass(num_tokens=num_pass_tokens)
-            self._untimed.append(_UntimedPass(first, num_pass_tokens, pass_time))
+            first.num_target_passes += 1
+            self._untimed.append(_UntimedPass(num_pass_tokens, pass_time))
         while self._untimed and self._untimed[0].time.is_known:
             timed = self._untimed.popleft()
-            timed.stats.add_pass_time(num_tokens=timed.num_tokens, time_ns=timed.time.ns)
             if self._ratios is not None:
                 self._ratios.observe_target(timed.num_tokens, timed.time.ns)
         sizes, is_asynchronous = reply.draft_pass_sizes_P.tolist(), bool(reply.ahead.num_tokens_R.any())
-        first.observe_draft_passes(sizes)
+        first.num_draft_passes += len(sizes)
         if self._ratios is not None:
             self._ratios.observe_draft(sizes, reply.times.draft, is_asynchronous=is_asynchronous)
         first.add(reply.draft_steps)

@@ -27,7 +27,6 @@ class DraftSteps:
 
     num_draft_row_steps: int = 0
     num_empty_draft_steps: int = 0
-    num_head_tokens: int = 0
     num_forced_draft_tokens: int = 0
 
 
@@ -37,8 +36,7 @@ NO_DRAFT_STEPS = DraftSteps()
 class PassCounts:
     """The draft's passes since the last reply."""
 
-    def __init__(self, *, has_head: bool) -> None:
-        self._has_head = has_head
+    def __init__(self) -> None:
         self._sizes: list[int] = []
         self._num_row_steps = self._num_drafted = self._num_forced = 0
 
@@ -61,7 +59,6 @@ class PassCounts:
         steps = DraftSteps(
             self._num_row_steps,
             self._num_row_steps + self._num_forced - self._num_drafted,
-            self._num_row_steps if self._has_head else 0,
             self._num_forced,
         )
         sizes_P = np.array(self._sizes, np.int64)

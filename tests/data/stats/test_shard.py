@@ -27,8 +27,7 @@ def some_stats(seed: int) -> Stats:
             time_ns=generator.randrange(10**13), num_draft_passes=generator.randrange(900),
             num_target_passes=generator.randrange(300),
         )  # fmt: skip
-        stats.observe_target_pass(num_tokens=generator.randrange(1, 40), time_ns=generator.randrange(10**9))
-    stats.observe_draft_passes([generator.randrange(1, 9) for _ in range(10)])
+        stats.num_target_passes += 1
     return stats
 
 
@@ -45,8 +44,7 @@ def test_a_sum_does_not_depend_on_the_order_and_survives_json() -> None:
     through_json = [Stats.from_json(json.loads(json.dumps(part.to_json()))) for part in reversed(parts)]
     assert total(through_json) == expected
     assert expected.num_rows == 18
-    assert expected.num_target_passes == sum(expected.num_target_passes_per_size.values()) == 30
-    assert expected.num_draft_passes == sum(expected.num_draft_passes_per_size.values()) == 60
+    assert expected.num_target_passes == 30
     assert expected.cost_sums.num == 30
     assert expected.peak_memory_bytes.target == max(part.peak_memory_bytes.target for part in parts)
     assert expected.work_span.begin_unix_ns == min(part.work_span.begin_unix_ns for part in parts)

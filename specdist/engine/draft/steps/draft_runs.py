@@ -71,7 +71,7 @@ class DraftRuns:
             or (head is not None and (head.takes_features or head.reads_drawing_state)),
         )
         draft_state.features.are_kept = self._draws.keeps_features
-        self.pass_counts = PassCounts(has_head=head is not None)
+        self.pass_counts = PassCounts()
         self.pending: NextTokens | None = None
         # The longest recorded run of at most so many steps, by number of steps.
         lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
