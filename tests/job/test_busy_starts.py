@@ -15,6 +15,7 @@ from specdist.job.costs import corrections, measuring
 from specdist.job.costs.corrections import Corrections, scaled
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
+from specdist.job.replica import replica
 from specdist.job.run.preflight import freeze_costs, plan_run
 from specdist.job.totals.report import all_costs
 from specdist.policies import pass_ratios
@@ -36,6 +37,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names = ("measure_target", "measure_draft")
     for module, name in (
         *((measuring, name) for name in names), (corrections, "MANY_PASSES"), (pass_ratios, "LEAST_COMPARED"),
+        (replica, "rehearsed_costs"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
     yield
