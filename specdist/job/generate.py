@@ -27,11 +27,11 @@ from specdist.job.recording.recording import Recorder
 from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
-from specdist.job.rows.batch_input import batch_options
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.run.manifest import frozen_models, reproducibility
+from specdist.job.run.opening import run_batch_options
 from specdist.job.run.preflight import (
     NUM_HALVINGS,
     ROWS_TOO_LARGE,
@@ -78,7 +78,7 @@ def generate_on_ranks(
     given: Collection[str] = (),
 ) -> int:
     """Generate every row that is not finished, and report the totals; returns the exit code."""
-    own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
+    own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(run_batch_options, asked)))
     asked = replace(asked, **own_options)
     config, models = rank0_first(topology, partial(plan_models_and_options, asked, given))
     run = on_rank0(topology, partial(plan_run, config, models, topology))

@@ -159,6 +159,7 @@ class LocalTarget:
         return dataclasses.replace(found, scores=scores)
 
     def check(self) -> None:
-        """Nothing to do, nor to close: there is no other rank."""
+        """Nothing to do: no other rank takes part in a pass."""
 
-    close = check
+    def close(self) -> None:
+        """Nothing to do: no other rank waits."""

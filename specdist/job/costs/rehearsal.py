@@ -117,10 +117,10 @@ def rehearsed_costs(
     step_ns = max(0.0, (more_ns - one_ns) / max(1.0, more_steps - one_step))
     beyond_steps_ns = max(0.0, one_ns - message_ns - step_ns * one_step)
     logger.info(
-        "beside passes a round takes %.2f ms, drafting %.2f ms and each of its steps %.2f ms: measured in %d "
+        "beside passes a round takes %.2f ms, drafting %.2f ms and each of its steps %.2f ms: measured in "
         "rounds that are not kept",
-        *(ns / 1e6 for ns in (message_ns, beyond_steps_ns, step_ns)), len(LENGTHS) * NUM_ROUNDS,
-    )  # fmt: skip
+        *(ns / 1e6 for ns in (message_ns, beyond_steps_ns, step_ns)),
+    )
     return dataclasses.replace(
         costs,
         message=Curve([1], [round(message_ns)]),

@@ -4,7 +4,7 @@ faster than torch's: cuBLAS's, or those of quantised numbers.
 Such a product takes the time of reading its matrix, and how near a way comes to that depends on shape, format
 and number of tokens. So both are tried on a model's own matrices when it is loaded, for every kind of them:
 first whether the kernel's numbers are right, then, in turns, the times; the slowest rank decides. All ranks
-choose alike, and a run that goes on keeps its choice. torch.cuda.tunable is no third way: on CUDA it knows
+choose alike, and a run that goes on keeps its choice. torch.cuda.tunable is not a third way: on CUDA it knows
 cuBLAS's default alone (its manual, torch 2.13).
 
 T tokens, N outputs, K inputs.
