@@ -26,8 +26,8 @@ import torch
 from tqdm.auto import tqdm
 
 from specdist.config.calls import SamplingOptions, check_types, nearest
+from specdist.config.constraints import OF_ALL_ROWS
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import CompletionOptions
 from specdist.config.names import ALIASES
 from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
@@ -41,6 +41,7 @@ from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from specdist.job.run.workload import Workload
+from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.tokens import (
     AFTER_ASSISTANT,
     PromptEncoder,
@@ -49,12 +50,15 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.files.generation import default_options, unused_settings
+from specdist.sampling.constraints.constraint import ConstraintError, check_installed
 from specdist.utils.errors import UserError, short_text
 
 # Text, token ids, or chat messages for the target's chat template.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
 # For options of the job that are not used here: no files are read or written.
 NO_PATH = "(none)"
+# The place of constraints that calls have, where the job has a column.
+EACH_CALL = "(of the call)"
 # Tokens before a measured pass, since the prompts are not known yet.
 TYPICAL_CONTEXT_TOKENS = 256
 # The text of measured passes, where they depend on it, for the same reason.
@@ -130,7 +134,7 @@ class SpeculativeLLM:
         policy: str | None = None,
         **options: Any,
     ) -> None:
-        per_call = {item.name for item in dataclasses.fields(CompletionOptions)}
+        per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
         known = {item.name for item in dataclasses.fields(GenerateConfig)}.difference(OF_THE_INPUT)
         for name in options:
             if ALIASES.get(name, name) in per_call:
@@ -142,6 +146,8 @@ class SpeculativeLLM:
         policy = policy or ("fixed" if draft is None else "auto")
         # Paths may be given as such.
         names = {"target": str(target), "draft": None if draft is None else str(draft)}
+        if isinstance(options.get("json_schema"), Mapping):
+            raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
         self._options = {**names, "policy": policy, **options}
         check_types(GenerateConfig, self._options)
         config = self._config(SamplingOptions())
@@ -172,6 +178,7 @@ class SpeculativeLLM:
             ReplicaPlan(config=config, models=models, topology=topology, workload=work)
         )
         self._stats, self._is_closed = Stats(), False
+        self._constraints: RunConstraints | None = None
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -221,6 +228,10 @@ class SpeculativeLLM:
     ) -> dict[tuple[int, int], GeneratedText]:
         """Results by index of prompt and sample, of prompts by their index."""
         config = self._config(sampling)
+        constraints = self._models.constraints
+        rule = constraints.of_all_rows
+        if sampling.constraint:
+            constraints, rule = self._given(sampling, config)
         encoder = PromptEncoder(
             self._tokenizer,
             max_prompt_tokens=self._models.max_seq_len - 1,
@@ -256,11 +267,11 @@ class SpeculativeLLM:
                     row_id=index,
                     sample_index=k,
                     prompt_ids=prompt_ids,
-                    **self._models.constraints.of_all_rows,
+                    **rule,
                 )
                 for k in range(config.num_samples)
             ]
-        self._replica.resample(config)
+        self._replica.resample(config, constraints)
         stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
         recorder = StatsRecorder()
         try:
@@ -306,10 +317,25 @@ class SpeculativeLLM:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _config(self, sampling: CompletionOptions) -> GenerateConfig:
-        return GenerateConfig(
-            prompts=NO_PATH, output=NO_PATH, **self._options, **dataclasses.asdict(sampling)
-        )
+    def _given(
+        self, sampling: SamplingOptions, config: GenerateConfig
+    ) -> tuple[RunConstraints, dict[str, Any]]:
+        """A call's constraint as those of rows are; what they need is made once."""
+        ((name, _),) = sampling.constraint.items()
+        check_installed(name)
+        if self._constraints is None:
+            self._constraints = RunConstraints(config, self._models.target)
+        try:
+            return self._constraints, self._constraints.given(sampling.constraint)
+        except ConstraintError as error:
+            raise UserError(f"{name} cannot be used: {error}") from error
+
+    def _config(self, sampling: SamplingOptions) -> GenerateConfig:
+        options = self._options | dataclasses.asdict(sampling)
+        for name in OF_ALL_ROWS:
+            options[name] = None if sampling.constraint else self._options.get(name)
+        column = EACH_CALL if sampling.constraint else None
+        return GenerateConfig(prompts=NO_PATH, output=NO_PATH, constraint_column=column, **options)
 
     def _prompt_ids(self, encoder: PromptEncoder, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

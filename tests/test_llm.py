@@ -161,6 +161,35 @@ def test_each_prompt_may_have_its_own_options(pair: Pair) -> None:
         assert each.completion_ids == same.completion_ids[: each.num_completion_tokens]
 
 
+def test_each_call_may_have_a_constraint_of_its_own(pair: Pair, llm: SpeculativeLLM) -> None:
+    """Fault: a constraint of one call held in the next, or its blocks outgrew the caches."""
+    prompts, greedy = ["the fox", "a dog"], {"temperature": 0, "max_new_tokens": 12}
+
+    def texts(model: SpeculativeLLM, **constraint: Any) -> list[str]:
+        sampling = SamplingOptions(**greedy, **constraint)
+        return [each.completion for each in model.generate(prompts, sampling, use_tqdm=False)]
+
+    plain, regex = texts(llm), "(yes|no), [0-9]{3}"
+    with SpeculativeLLM(pair.target, pair.draft, device="cpu", max_num_seqs=4, regex=regex) as other:
+        expected = texts(other)
+        assert all(re.fullmatch(regex, text) for text in expected)
+        assert set(texts(other, choices=["red", "blue"])) <= {"red", "blue"}
+        assert texts(other) == expected
+    assert texts(llm, regex=regex) == expected
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    assert all(json.loads(text)["a"] in (1, 2) for text in texts(llm, json_schema=schema))
+    assert texts(llm) == plain
+    both = [SamplingOptions(**greedy, choices=[text]) for text in ("x", "yz")]
+    assert [each.completion for each in llm.generate(prompts, both, use_tqdm=False)] == ["x", "yz"]
+    with pytest.raises(UserError, match="regex and choices exclude each other"):
+        SamplingOptions(regex="a", choices=["a"])
+    with pytest.raises(UserError, match="stop and regex exclude each other"):
+        SamplingOptions(regex="a", stop="a")
+    with pytest.raises(UserError, match="^regex cannot be used: "):
+        texts(llm, regex="(")
+
+
 def test_a_conversation_or_several_are_answered_and_what_is_closed_is_gone(pair: Pair) -> None:
     with SpeculativeLLM(pair.target, pair.draft, dtype=torch.float32, max_num_seqs=2) as llm:
         talk = [{"role": "user", "content": "a b"}]

@@ -6,10 +6,12 @@ import dataclasses
 import types
 import typing
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
+from specdist.config.constraints import NO_STOP, OF_ALL_ROWS
 from specdist.config.groups import CompletionOptions
 from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
@@ -17,10 +19,21 @@ from specdist.utils.errors import UserError
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 
+@dataclass(init=False, kw_only=True)
 class SamplingOptions(CompletionOptions):
     """How completions are drawn, where they end, and how many there are: options of ``jobs/generate.py``, by
     their names. vLLM's ``max_tokens`` and ``n`` are ``max_new_tokens`` and ``num_samples``; ``stop`` may be
-    one text. Raises :class:`specdist.utils.errors.UserError` (a ValueError) for another name or type."""
+    one text. Raises :class:`specdist.utils.errors.UserError` (a ValueError) for another name or type.
+
+    At most one constraint, which every completion must match as a whole: ``json_schema``, a schema as a dict
+    or in JSON, or a class of pydantic that has one; ``regex``; ``grammar``, in llguidance's form of Lark;
+    ``choices``, a list of texts. It takes the place of one that :class:`specdist.SpeculativeLLM` has got.
+    """
+
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: list[str] | None = None
 
     def __init__(self, **options: Any) -> None:
         given: dict[str, Any] = {}
@@ -29,12 +42,27 @@ class SamplingOptions(CompletionOptions):
             if own in given:
                 raise UserError(f"{own} is given twice, under two names: leave one of them out")
             given[own] = [value] if own == "stop" and isinstance(value, str) else value
-        names = [item.name for item in dataclasses.fields(CompletionOptions)]
+        names = [item.name for item in dataclasses.fields(SamplingOptions)]
         for name in given:
             if name not in names:
                 raise UserError(f"{name} is not an option of SamplingOptions{nearest(name, names)}")
-        check_types(CompletionOptions, given)
+        check_types(SamplingOptions, given)
+        chosen = {name: given.pop(name, None) for name in OF_ALL_ROWS}
+        # A class of pydantic.
+        schema = getattr(chosen["json_schema"], "model_json_schema", None)
+        self.json_schema = chosen["json_schema"] if schema is None else schema()
+        self.regex, self.grammar, self.choices = chosen["regex"], chosen["grammar"], chosen["choices"]
         super().__init__(**given)
+        names = list(self.constraint)
+        if names and self.stop:
+            raise UserError(f"stop and {names[0]} {NO_STOP.replace('--', '')}")
+        if len(names) > 1:
+            raise UserError(f"{names[0]} and {names[1]} exclude each other: a completion has one constraint")
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """The constraint by its name; empty without."""
+        return {name: value for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None}
 
 
 def nearest(name: str, names: Collection[str]) -> str:

@@ -51,6 +51,7 @@ class ReplicaPlan:
         workload: what the prompts promise, as far as it is known; the same on every rank.
         num_halvings: how often the batch was halved because memory ran out.
         num_seqs: sequences at a time, as memory has room for; None before that is known.
+        most_draft_tokens: of a sequence in a pass, that its caches have room for; None before that is known.
         may_give_back: only an engine runs the target, so that its windowed layers may hold what they see.
     """
 
@@ -60,6 +61,7 @@ class ReplicaPlan:
     workload: Workload = field(default_factory=Workload)
     num_halvings: int = 0
     num_seqs: int | None = None
+    most_draft_tokens: int | None = None
     may_give_back: bool = True
 
     @cached_property
@@ -69,13 +71,15 @@ class ReplicaPlan:
     @cached_property
     def scheduling(self) -> SchedulerSettings:
         """Limits of a batch whose draft does not work ahead."""
-        return batch_limits(
+        limits = batch_limits(
             self.config,
             self.models,
             self.topology.device.type,
             num_halvings=self.num_halvings,
             num_seqs=self.num_seqs,
         )
+        most = limits.max_draft_tokens
+        return dataclasses.replace(limits, max_draft_tokens=min(most, self.most_draft_tokens or most))
 
     @property
     def is_asynchronous(self) -> bool:

@@ -29,6 +29,7 @@ from specdist.job.ranks.restart import remember_lone_row
 from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.texts.constraints import RunConstraints
 from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.passes.all_reduce import SUMMING, SUMS
 from specdist.models.passes.graphs import GraphMemory
@@ -237,22 +238,24 @@ class Replica:
         agree: Agree | None,
         activity: Activity,
     ) -> None:
+        plan = dataclasses.replace(plan, most_draft_tokens=plan.scheduling.max_draft_tokens)
         self._plan, self._loaded, self._room, self._activity = plan, loaded, room, activity
         self.costs: CostModel | None = None
+        self._known_costs: dict[SamplingSettings, CostModel] = {}
         if plan.needs_costs:
             self.use_costs(frozen_costs, agree)
         else:
             self._rounds = plan.rounds(None)
 
-    def resample(self, config: GenerateConfig) -> None:
+    def resample(self, config: GenerateConfig, constraints: RunConstraints) -> None:
         """Generate with these options from now on, with the loaded models and their caches.
 
-        Only the sampling settings, the seed and the length of completions may differ.
+        Only the sampling settings, the constraints, the seed and the length of completions may differ.
         """
-        earlier, self._plan = self._plan, dataclasses.replace(self._plan, config=config)
-        is_other = self._plan.settings != earlier.settings
+        models = dataclasses.replace(self._plan.models, constraints=constraints)
+        self._plan = dataclasses.replace(self._plan, config=config, models=models)
         if self._plan.needs_costs:
-            self.use_costs(None if is_other else self.costs)
+            self.use_costs(self._known_costs.get(self.settings))
         else:
             self._rounds = self._plan.rounds(None)
 
@@ -270,6 +273,7 @@ class Replica:
             self._activity.begin("generating", has_progress=True)
         assert found is not None
         self.costs, self._rounds = found, self._plan.rounds(found)
+        self._known_costs[self.settings] = found
         return found
 
     def _measure(self) -> CostModel:

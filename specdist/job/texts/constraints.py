@@ -105,9 +105,13 @@ class RunConstraints:
         if value is None:
             return self.of_all_rows
         try:
-            grammar = self._compiling.grammar(Constraint.parse(value))
+            return self.given(value)
         except ConstraintError as error:
             raise RowError(f"{self._column} cannot be used: {error}") from error
+
+    def given(self, value: object) -> dict[str, Any]:
+        """A constraint as rows have it, as :attr:`of_all_rows`. Raises :class:`ConstraintError`."""
+        grammar = self._compiling.grammar(Constraint.parse(value))
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
     def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
