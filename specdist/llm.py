@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from typing import Any, TypeAlias, cast
@@ -72,8 +72,12 @@ TYPICAL_TEXT = (
 logger = logging.getLogger(__name__)
 
 
-# Options that name columns of an input, which there is none of here.
-OF_THE_INPUT = ("constraint_column", "turns_column")
+# Options of files, of which there are none here.
+OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column")
+A_PROMPT = (
+    "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
+    "({'role': ..., 'content': ...}), and several are a list of prompts"
+)
 
 
 @dataclass(frozen=True)
@@ -135,14 +139,21 @@ class SpeculativeLLM:
         **options: Any,
     ) -> None:
         per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
-        known = {item.name for item in dataclasses.fields(GenerateConfig)}.difference(OF_THE_INPUT)
+        known = {item.name for item in dataclasses.fields(GenerateConfig)}
         for name in options:
             if ALIASES.get(name, name) in per_call:
                 raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
+            if name in OF_A_RUN:
+                raise UserError(
+                    f"{name} is of a run, with a folder: generate() takes prompts, and returns results"
+                )
+            if name == "tp_size" and options[name] != 1:
+                raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: use the job")
             if name not in known:
                 raise UserError(f"{name} is not an option{nearest(name, known)}")
-        if isinstance(options.get("dtype"), torch.dtype):
-            options["dtype"] = str(options["dtype"]).removeprefix("torch.")
+        for name in ("dtype", "device"):
+            if isinstance(options.get(name), (torch.dtype, torch.device)):
+                options[name] = str(options[name]).removeprefix("torch.")
         policy = policy or ("fixed" if draft is None else "auto")
         # Paths may be given as such.
         names = {"target": str(target), "draft": None if draft is None else str(draft)}
@@ -191,6 +202,7 @@ class SpeculativeLLM:
         sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
         use_tqdm: bool = True,
+        **others: Any,
     ) -> list[GeneratedText]:
         """Complete every prompt ``sampling.num_samples`` times, in the order of the prompts.
 
@@ -205,7 +217,16 @@ class SpeculativeLLM:
         A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
         Raises :class:`UserError` where memory runs out: a smaller ``max_num_seqs`` needs less.
         """
+        for name in others:
+            raise UserError(
+                f"{name} is not an argument of generate(): options are in SamplingOptions, the second"
+            )
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise UserError(f"prompts is {short_text(repr(prompts))}, but {A_PROMPT}")
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        for place, prompt in enumerate(items):
+            if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
+                raise UserError(f"prompt {place} is {short_text(repr(prompt))}, but {A_PROMPT}")
         if self._is_closed:
             raise UserError("this SpeculativeLLM is closed: make another one")
         sampling = self.default_sampling if sampling is None else sampling
@@ -296,12 +317,13 @@ class SpeculativeLLM:
         sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
         use_tqdm: bool = True,
+        **others: Any,
     ) -> list[GeneratedText]:
         """:meth:`generate` the answer to a conversation, or to each of several: lists of messages
         (``{"role": ..., "content": ...}``) for the target's chat template."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations: Any = [messages] if is_one else messages
-        return self.generate(conversations, sampling, use_tqdm=use_tqdm)
+        return self.generate(conversations, sampling, use_tqdm=use_tqdm, **others)
 
     def close(self) -> None:
         """Give the memory of the models and of their caches back. Leaving a ``with`` block does it, too."""
@@ -354,10 +376,7 @@ class SpeculativeLLM:
         try:
             ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
         except TypeError as error:
-            raise UserError(
-                "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
-                f"({{'role': ..., 'content': ...}}): {error}"
-            ) from error
+            raise UserError(f"{A_PROMPT}: {error}") from error
         if min(ids) < 0 or max(ids) >= self._models.vocab_size:
             raise RowError(f"a token id is not in [0, {self._models.vocab_size})")
         if len(ids) >= self._models.max_seq_len:

@@ -133,6 +133,28 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: SpeculativeLLM("t", max_tokens=5), "max_tokens is an option of generate(): give it there"),
     (lambda llm: SpeculativeLLM("t", dtype="int7"), "dtype is 'int7', of type str, but must be one of"),
     (lambda llm: SpeculativeLLM("t", max_num_seqs="4"), "of type str, but must be a whole number or None"),
+    (lambda llm: SpeculativeLLM("t", prompts="p.jsonl"), "prompts is of a run, with a folder: generate()"),
+    (lambda llm: SpeculativeLLM("t", tp_size=2), "tp_size is 2, but SpeculativeLLM has one device"),
+    (
+        lambda llm: SpeculativeLLM("t", json_schema={}),
+        "json_schema here is a file: give a schema to generate()",
+    ),
+    (lambda llm: SamplingOptions(guided_json={}), "did you mean json_schema?"),
+    (lambda llm: SamplingOptions(stop_token_ids=[1]), "is not an option of SamplingOptions; python jobs"),
+    (lambda llm: llm.generate(None), "prompts is None, but a prompt is a text, a sequence of token ids"),
+    (
+        lambda llm: llm.generate({"role": "user", "content": "a"}),
+        "prompts is {'role': 'user', 'content': 'a'}, but",
+    ),
+    (
+        lambda llm: llm.generate([{"role": "user", "content": "a"}]),
+        "prompt 0 is {'role': 'user', 'content': 'a'}",
+    ),
+    (
+        lambda llm: llm.generate(["a", None]),
+        "prompt 1 is None, but a prompt is a text, a sequence of token ids",
+    ),
+    (lambda llm: llm.chat([], temperature=0), "temperature is not an argument of generate(): options are in"),
 ]
 
 
@@ -186,7 +208,7 @@ def test_each_call_may_have_a_constraint_of_its_own(pair: Pair, llm: Speculative
         SamplingOptions(regex="a", choices=["a"])
     with pytest.raises(UserError, match="stop and regex exclude each other"):
         SamplingOptions(regex="a", stop="a")
-    with pytest.raises(UserError, match="^regex cannot be used: "):
+    with pytest.raises(UserError, match=r"^regex cannot be used: "):
         texts(llm, regex="(")
 
 

@@ -17,6 +17,12 @@ ELSEWHERE = {
     "num_speculative_tokens": "num_draft_tokens",
     "kv_cache_dtype": "cache_dtype",
     "quantization": "target_quantization",
+    "gpu_memory_utilization": "cache_memory",
+    "max_length": "max_new_tokens",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "grammar",
     **ALIASES,
 }
 LAUNCHER_OPTIONS = ("num_processes", "nproc_per_node", "num_machines", "config_file")
@@ -26,7 +32,7 @@ def nearest_option(name: str, names: Collection[str]) -> str | None:
     """The option that somebody who writes this may mean."""
     if (found := ELSEWHERE.get(name)) in names:
         return found
-    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.7)), None)
 
 
 def launch_line(num_processes: int | str, words: Sequence[str], *, device: str = "auto") -> str:
