@@ -17,6 +17,7 @@ import dataclasses
 import gc
 import logging
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
@@ -26,7 +27,7 @@ import torch
 from tqdm.auto import tqdm
 
 from specdist.config.calls import SamplingOptions, check_types, nearest
-from specdist.config.constraints import OF_ALL_ROWS
+from specdist.config.constraints import OF_ALL_ROWS, OF_CALLS
 from specdist.config.generate import GenerateConfig
 from specdist.config.names import ALIASES
 from specdist.data.formats.messages import MessageError, chat_messages
@@ -50,15 +51,12 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.files.generation import default_options, unused_settings
-from specdist.sampling.constraints.constraint import ConstraintError, check_installed
 from specdist.utils.errors import UserError, short_text
 
 # Text, token ids, or chat messages for the target's chat template.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
 # For options of the job that are not used here: no files are read or written.
 NO_PATH = "(none)"
-# The place of constraints that calls have, where the job has a column.
-EACH_CALL = "(of the call)"
 # Tokens before a measured pass, since the prompts are not known yet.
 TYPICAL_CONTEXT_TOKENS = 256
 # The text of measured passes, where they depend on it, for the same reason.
@@ -222,11 +220,11 @@ class SpeculativeLLM:
                 f"{name} is not an argument of generate(): options are in SamplingOptions, the second"
             )
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
-            raise UserError(f"prompts is {short_text(repr(prompts))}, but {A_PROMPT}")
+            raise UserError(f"prompts is {reprlib.repr(prompts)}, but {A_PROMPT}")
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
         for place, prompt in enumerate(items):
             if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
-                raise UserError(f"prompt {place} is {short_text(repr(prompt))}, but {A_PROMPT}")
+                raise UserError(f"prompt {place} is {reprlib.repr(prompt)}, but {A_PROMPT}")
         if self._is_closed:
             raise UserError("this SpeculativeLLM is closed: make another one")
         sampling = self.default_sampling if sampling is None else sampling
@@ -343,20 +341,15 @@ class SpeculativeLLM:
         self, sampling: SamplingOptions, config: GenerateConfig
     ) -> tuple[RunConstraints, dict[str, Any]]:
         """A call's constraint as those of rows are; what they need is made once."""
-        ((name, _),) = sampling.constraint.items()
-        check_installed(name)
         if self._constraints is None:
             self._constraints = RunConstraints(config, self._models.target)
-        try:
-            return self._constraints, self._constraints.given(sampling.constraint)
-        except ConstraintError as error:
-            raise UserError(f"{name} cannot be used: {error}") from error
+        return self._constraints, self._constraints.of_call(sampling.constraint)
 
     def _config(self, sampling: SamplingOptions) -> GenerateConfig:
         options = self._options | dataclasses.asdict(sampling)
         for name in OF_ALL_ROWS:
             options[name] = None if sampling.constraint else self._options.get(name)
-        column = EACH_CALL if sampling.constraint else None
+        column = OF_CALLS if sampling.constraint else None
         return GenerateConfig(prompts=NO_PATH, output=NO_PATH, constraint_column=column, **options)
 
     def _prompt_ids(self, encoder: PromptEncoder, prompt: Prompt) -> list[int]:

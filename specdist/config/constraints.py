@@ -10,6 +10,8 @@ from specdist.utils.rules import Refusals
 
 # The options that constrain every row.
 OF_ALL_ROWS = ("json_schema", "regex", "grammar", "choices")
+# In the place of a column: calls from Python have constraints of their own.
+OF_CALLS = "(of the call)"
 # Forced tokens of a block at most: runs of JSON schemas are seldom longer.
 FORCED_TOKENS = 16
 NO_STOP = (

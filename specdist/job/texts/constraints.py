@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdist.config.constraints import OF_CALLS
 from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.job.texts.tokens import ids_within, load_tokenizer
@@ -56,6 +57,8 @@ class RunConstraints:
 
     @property
     def _option(self) -> str:
+        if self._column == OF_CALLS:
+            return "a constraint"
         return f"--{self._of_all_rows[0] if self._of_all_rows else 'constraint_column'}"
 
     def _compiled(self, name: str, value: Any) -> str:
@@ -105,12 +108,18 @@ class RunConstraints:
         if value is None:
             return self.of_all_rows
         try:
-            return self.given(value)
+            return self._given(value)
         except ConstraintError as error:
             raise RowError(f"{self._column} cannot be used: {error}") from error
 
-    def given(self, value: object) -> dict[str, Any]:
-        """A constraint as rows have it, as :attr:`of_all_rows`. Raises :class:`ConstraintError`."""
+    def of_call(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The same, of a call from Python. Raises :class:`UserError`."""
+        try:
+            return self._given(given)
+        except ConstraintError as error:
+            raise UserError(f"{next(iter(given))} cannot be used: {error}") from error
+
+    def _given(self, value: object) -> dict[str, Any]:
         grammar = self._compiling.grammar(Constraint.parse(value))
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
