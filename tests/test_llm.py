@@ -144,11 +144,11 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: llm.generate(None), "prompts is None, but a prompt is a text, a sequence of token ids"),
     (
         lambda llm: llm.generate({"role": "user", "content": "a"}),
-        "prompts is {'role': 'user', 'content': 'a'}, but",
+        "prompts is {'content': 'a', 'role': 'user'}, but",
     ),
     (
         lambda llm: llm.generate([{"role": "user", "content": "a"}]),
-        "prompt 0 is {'role': 'user', 'content': 'a'}",
+        "prompt 0 is {'content': 'a', 'role': 'user'}",
     ),
     (
         lambda llm: llm.generate(["a", None]),
