@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
@@ -105,6 +105,34 @@ def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:
         values = (numbers.unflatten(1, (-1, GROUP)) - zeros[..., None]) * scales[..., None]
         weight.data = values.flatten(1)
     return model.eval()
+
+
+def test_modelopts_fp8_is_that_of_compressed_tensors(tmp_path: Path) -> None:
+    """As NVIDIA publishes it: scales without a dimension, those of a cache in 8 bits, a declaration beside
+    config.json. Fault: weights without their scales, or a refusal."""
+    layout = "FP8, one scale, static inputs"
+    known, folder = saved(tmp_path / "known", layout), saved(tmp_path / "modelopt", layout)
+    tensors = load_file(folder / "model.safetensors")
+    for name in list(tensors):
+        if name.endswith("_scale"):
+            tensors[name] = tensors[name].reshape(())
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            tensors[f"{name.removesuffix('weight')}{name.split('_proj')[0][-1]}_scale"] = torch.tensor(2.0)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    declared = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": declared})
+    )
+    check_weights(open_checkpoint("--target", str(folder)), 1)
+    found, expected = (
+        load_whole(open_checkpoint("--target", str(each)), dtype=torch.float32, device=torch.device("cpu"))
+        for each in (folder, known)
+    )
+    assert sum(isinstance(module, QuantizedLinear) for module in found.modules()) == NUM_LAYERS
+    assert torch.equal(logits_of(found, TOKENS), logits_of(expected, TOKENS))
 
 
 def whole_difference(folder: Path, layout: str) -> tuple[torch.nn.Module, float]:

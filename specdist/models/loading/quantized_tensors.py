@@ -32,8 +32,11 @@ from specdist.models.recurrent.cuts import GRAIN, ROWWISE, Cut, PlannedCut, cut_
 from specdist.models.sharding.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.utils.errors import UserError
 
-# Read along: the shape of a packed weight is that of its layer, and scales of inputs that are not rounded.
-UNUSED_PARTS = ("weight_shape", "activation_scale", "input_scale", "input_global_scale")
+# Read along: the shape of a packed weight is that of its layer, scales of inputs that are not rounded, and of
+# keys and values: a cache in 8 bits has scales of its own.
+UNUSED_PARTS = (
+    "weight_shape", "activation_scale", "input_scale", "input_global_scale", "k_scale", "v_scale"
+)  # fmt: skip
 MXFP4_PARTS, MXFP4_KIND = ("blocks", "scales"), "U8"
 NUMBERS_PER_BYTE = 2
 

@@ -3,9 +3,9 @@ is refused by name before anything is loaded.
 
 A quantised weight is a matrix of small numbers with scales. Read without its scales it is another matrix,
 and the model still answers. Four layouts are read (``quant_method`` in config.json): ``compressed-tensors``
-(FP8, INT8, INT4 or INT8 packed in groups, MXFP4 and NVFP4), ``modelopt``'s NVFP4, gpt-oss's experts in
-``mxfp4``, and transformers' block-wise ``fp8``, as in DeepSeek's models. Of that transformers on a CPU, and
-this package everywhere, rounds no inputs; nor does it round any to four bits.
+(FP8, INT8, INT4 or INT8 packed in groups, MXFP4 and NVFP4), ``modelopt``'s FP8 and NVFP4, gpt-oss's experts
+in ``mxfp4``, and transformers' block-wise ``fp8``, as in DeepSeek's models. Of that transformers on a CPU,
+and this package everywhere, rounds no inputs; nor does it round any to four bits.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ CONFIG_KEY = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"
 SCHEME_FILES = ("quantize_config.json", "quant_config.json", MODELOPT_FILE)
 BLOCK_FP8, COMPRESSED, MXFP4, MODELOPT, NVFP4 = "fp8", "compressed-tensors", "mxfp4", "modelopt", "NVFP4"
+MODELOPT_FORMATS = {
+    "FP8": LayerFormat(numbers="float8", rows=None, columns=None, activations="static"),
+    NVFP4: LayerFormat(numbers="float4", rows=1, columns=16, global_name="weight_scale_2"),
+}
 MXFP4_FORMAT = LayerFormat(numbers="float4", rows=1, columns=32, has_powers=True)
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
@@ -131,7 +135,7 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     )
     readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4, MODELOPT: _modelopt}
     if scheme.file_name != "config.json":
-        readers = {NVFP4: _modelopt} if scheme.file_name == MODELOPT_FILE else {}
+        readers = dict.fromkeys(MODELOPT_FORMATS, _modelopt) if scheme.file_name == MODELOPT_FILE else {}
     if scheme.method not in readers:
         raise UserError(f"{what} does not read: {UNQUANTISED}")
     found = readers[scheme.method](what, scheme.declared)
@@ -207,12 +211,19 @@ def _mxfp4(what: str, declared: Mapping[str, Any]) -> Quantization:
 
 
 def _modelopt(what: str, declared: Mapping[str, Any]) -> Quantization:
-    """NVIDIA ModelOpt's NVFP4."""
-    for key, allowed in (("quant_algo", (NVFP4,)), ("group_size", (None, 16)),
-                         ("kv_cache_quant_algo", (None,)), ("kv_cache_scheme", (None,))):  # fmt: skip
-        if declared.get(key) not in allowed:
+    """NVIDIA ModelOpt's FP8 with static inputs, and NVFP4. The weights are the same without the scales of an
+    FP8 cache that they may come with."""
+    scheme = declared.get("kv_cache_scheme") or {}
+    is_known = not scheme or (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    for key, is_read in (
+        ("quant_algo", declared.get("quant_algo") in MODELOPT_FORMATS),
+        ("group_size", declared.get("group_size") in (None, 16)),
+        ("kv_cache_quant_algo", declared.get("kv_cache_quant_algo") in (None, "FP8")),
+        ("kv_cache_scheme", is_known),
+    ):
+        if not is_read:
             raise UserError(f"{what} does not read with {key} {declared.get(key)!r}: {UNQUANTISED}")
-    form = LayerFormat(numbers="float4", rows=1, columns=16, global_name="weight_scale_2")
+    form = MODELOPT_FORMATS[declared["quant_algo"]]
     excluded = declared.get("exclude_modules") or declared.get("ignore") or ()
     patterns = tuple(f"re:{fnmatch.translate(each)}" for each in excluded)
     return Quantization(groups=((("Linear",), form),), ignored=patterns)
