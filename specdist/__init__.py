@@ -1,7 +1,8 @@
 """Offline batch text generation by exact, adaptive speculative decoding.
 
-:class:`SpeculativeLLM` generates from Python on one device; :func:`load_run` opens the folder of a run of
-``jobs/generate.py``. Both are imported when they are asked for, so ``import specdist`` costs nothing.
+:class:`SpeculativeLLM` generates from Python on one device, :func:`generate` on all GPUs of a machine;
+:func:`load_run` opens the folder of a run of ``jobs/generate.py``. They are imported when they are asked for,
+so ``import specdist`` costs nothing.
 """
 
 from importlib import import_module
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdist.config.calls import SamplingOptions
     from specdist.llm import GeneratedText, SpeculativeLLM
+    from specdist.replicas import Generation, generate
     from specdist.results.runs import Run, load_run
 
-__all__ = ["GeneratedText", "Run", "SamplingOptions", "SpeculativeLLM", "load_run"]
+__all__ = ["GeneratedText", "Generation", "Run", "SamplingOptions", "SpeculativeLLM", "generate", "load_run"]
 
 _PLACES = {
     "GeneratedText": ("specdist.llm", "GeneratedText"),
+    "Generation": ("specdist.replicas", "Generation"),
     "Run": ("specdist.results.runs", "Run"),
     "SamplingOptions": ("specdist.config.calls", "SamplingOptions"),
     "SpeculativeLLM": ("specdist.llm", "SpeculativeLLM"),
+    "generate": ("specdist.replicas", "generate"),
     "load_run": ("specdist.results.runs", "load_run"),
 }
 

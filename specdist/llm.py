@@ -136,28 +136,14 @@ class SpeculativeLLM:
         policy: str | None = None,
         **options: Any,
     ) -> None:
-        per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
-        known = {item.name for item in dataclasses.fields(GenerateConfig)}
-        for name in options:
-            if ALIASES.get(name, name) in per_call:
-                raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-            if name in OF_A_RUN:
-                raise UserError(
-                    f"{name} is of a run, with a folder: generate() takes prompts, and returns results"
-                )
-            if name == "tp_size" and options[name] != 1:
-                raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: use the job")
-            if name not in known:
-                raise UserError(f"{name} is not an option{nearest(name, known)}")
+        _check_options(options)
         for name in ("dtype", "device"):
             if isinstance(options.get(name), (torch.dtype, torch.device)):
                 options[name] = str(options[name]).removeprefix("torch.")
         policy = policy or ("fixed" if draft is None else "auto")
         # Paths may be given as such.
-        names = {"target": str(target), "draft": None if draft is None else str(draft)}
-        if isinstance(options.get("json_schema"), Mapping):
-            raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
-        self._options = {**names, "policy": policy, **options}
+        self._options = {"target": str(target), "draft": None if draft is None else str(draft)}
+        self._options |= {"policy": policy, **options}
         check_types(GenerateConfig, self._options)
         config = self._config(SamplingOptions())
         config.check_world(1)
@@ -170,8 +156,7 @@ class SpeculativeLLM:
                 logger.warning(unused)
         self._tokenizer = load_tokenizer(models.target)
         # What chat templates that ask for the date are told, in all calls.
-        self._now = config.chat_format.now
-        self._models = models
+        self._now, self._models = config.chat_format.now, models
         topology = Topology(
             rank=0,
             world_size=1,
@@ -375,6 +360,24 @@ class SpeculativeLLM:
         if len(ids) >= self._models.max_seq_len:
             raise RowError(f"{len(ids)} tokens leave no room below max_seq_len {self._models.max_seq_len}")
         return ids
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` for options of the constructor that are not its own."""
+    per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
+    known = {item.name for item in dataclasses.fields(GenerateConfig)}
+    for name in options:
+        if ALIASES.get(name, name) in per_call:
+            raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
+        if name in OF_A_RUN:
+            raise UserError(f"{name} is of a run: specdist.generate() or jobs/generate.py makes one")
+        if name == "tp_size" and options[name] != 1:
+            raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: "
+                            "specdist.generate() uses several")  # fmt: skip
+        if name not in known:
+            raise UserError(f"{name} is not an option{nearest(name, known)}")
+    if isinstance(options.get("json_schema"), Mapping):
+        raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
 
 
 def _result(completion: Completion) -> GeneratedText:

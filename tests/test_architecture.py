@@ -62,6 +62,7 @@ LAYERS = [
     {"job.generate"},
     {"llm", "training"},
     {"results"},
+    {"replicas"},
     {"lab"},
     {"cli"},
 ]

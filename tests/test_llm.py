@@ -133,7 +133,7 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: SpeculativeLLM("t", max_tokens=5), "max_tokens is an option of generate(): give it there"),
     (lambda llm: SpeculativeLLM("t", dtype="int7"), "dtype is 'int7', of type str, but must be one of"),
     (lambda llm: SpeculativeLLM("t", max_num_seqs="4"), "of type str, but must be a whole number or None"),
-    (lambda llm: SpeculativeLLM("t", prompts="p.jsonl"), "prompts is of a run, with a folder: generate()"),
+    (lambda llm: SpeculativeLLM("t", prompts="p.jsonl"), "prompts is of a run: specdist.generate() or"),
     (lambda llm: SpeculativeLLM("t", tp_size=2), "tp_size is 2, but SpeculativeLLM has one device"),
     (
         lambda llm: SpeculativeLLM("t", json_schema={}),

@@ -205,11 +205,8 @@ def _connect(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> Non
 
 
 def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
-    """Make every collective of a target's ranks once, so that NCCL takes the memory of each.
-
-    It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
-    so sums of every length, up to that of the largest pass.
-    """
+    """Make every collective of a target's ranks once, so that NCCL takes the memory of each: it connects the
+    ranks anew for each algorithm, which it chooses by the length."""
     collectives, num_tokens = Collectives(group), len(largest_TH)
     while num_tokens:
         dist.all_reduce(largest_TH[:num_tokens], group=group)
@@ -248,10 +245,8 @@ class Replica:
             self._rounds = plan.rounds(None)
 
     def resample(self, config: GenerateConfig, constraints: RunConstraints) -> None:
-        """Generate with these options from now on, with the loaded models and their caches.
-
-        Only the sampling settings, the constraints, the seed and the length of completions may differ.
-        """
+        """Generate with these options from now on, with the loaded models and their caches. Only settings of
+        sampling, constraints, the seed and the length of completions may differ."""
         models = dataclasses.replace(self._plan.models, constraints=constraints)
         self._plan = dataclasses.replace(self._plan, config=config, models=models)
         if self._plan.needs_costs:
