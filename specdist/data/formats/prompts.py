@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,16 +86,6 @@ class Prompts:
             writer.write_table(self.rows.read(start, stop))
         self._check_files(start, stop)
         return pa.ipc.open_stream(sink.getvalue()).read_all()
-
-    def sizes(self, rows: Sequence[int]) -> list[float]:
-        """Return the bytes of these ascending rows' prompts, a chat's being those of all strings in its
-        messages; 0 where there is none. Raises :class:`UserError` if one of their files changed."""
-        if not rows:
-            return []
-        first, end = rows[0], rows[-1] + 1
-        self._check_files(first, end)
-        found = self.rows.read(first, end, [self.column]).column(0)
-        return [float(_bytes_in(found[row - first].as_py())) for row in rows]
 
     def num_beginning_with(self, text: str, num_rows: int) -> int:
         """How many of the first rows' prompts, if they are texts, begin with a text."""
@@ -220,14 +210,6 @@ class Prompts:
         if ends is not None:
             for index in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
                 self.watched.check(index)
-
-
-def _bytes_in(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_bytes_in, value.values()))
-    if isinstance(value, list):
-        return sum(map(_bytes_in, value))
-    return len(value.encode()) if isinstance(value, str) else 0
 
 
 def open_prompts(

@@ -15,7 +15,6 @@ from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.recording.uploads import ShardWriter
 from specdist.job.recording.work import Work, WorkQueue
-from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import extend_to_now
 from specdist.job.run.preflight import RunPlan
@@ -40,18 +39,16 @@ class Recorder:
         *,
         progress: Progress,
         writer: ShardWriter | None = None,
-        lengths: ExpectedLengths | None = None,
         corrections: Corrections | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``writer``: of finished shards; ``corrections``: of what decides rounds; ``lengths``, ``clock``:
-        see :class:`WorkQueue`."""
+        """``writer``: of finished shards; ``corrections``: of what decides rounds; ``clock``: seconds."""
         self._plan, self._rows, self._stats_recorder = plan, rows, stats_recorder
         self._progress, self._clock = progress, clock
         self._writer, self._corrections = writer or ShardWriter(plan), corrections
         self.waits_for_costs = False
         """The next row needs other costs, once those that run have ended: see :meth:`change_costs`."""
-        self._work = WorkQueue(plan, rows, self, lengths=lengths, clock=clock)
+        self._work = WorkQueue(plan, rows, self, clock=clock)
 
     @property
     def is_run_complete(self) -> bool:
@@ -171,7 +168,6 @@ class Recorder:
         if self._work.open.get(work.shard) is not work:
             return
         work.log.append(result)
-        self._work.observe(result)
         now = self._clock()
         if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
             work.log.snapshot(self._stats_recorder.shard(work.shard).to_json())

@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from specdist.data.leases.leases import View
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.parts import PartLog
-from specdist.data.stats.rows import RowResult
 from specdist.data.store.storage import StorePath
 from specdist.engine.request import Request
-from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.run.preflight import RunPlan
 
@@ -42,7 +40,6 @@ class Work:
 
     leased: LeasedShard
     log: PartLog
-    rows: Sequence[int]
     num_expected: int
     pending: deque[int]
     begun: set[int] = field(default_factory=set)
@@ -94,12 +91,10 @@ class WorkQueue:
         rows: RowRequests,
         owner: WorkOwner,
         *,
-        lengths: ExpectedLengths | None,
         clock: Callable[[], float],
     ) -> None:
-        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
-        self._plan, self._rows, self._owner = plan, rows, owner
-        self._lengths, self._clock = lengths, clock
+        """``clock``: seconds."""
+        self._plan, self._rows, self._owner, self._clock = plan, rows, owner, clock
         self.shards = ShardQueue(
             plan.folder,
             plan.membership,
@@ -142,21 +137,11 @@ class WorkQueue:
         """Whether the log has all samples of a row."""
         return all((row, sample) in log.results for sample in range(self._rows.num_samples(row)))
 
-    def observe(self, result: RowResult) -> None:
-        """A finished row: the others may be expected to be longer or shorter now."""
-        if self._lengths is None or result.finish_reason == "error":
-            return
-        if self._lengths.observe(result.row_id, result.num_completion_tokens):
-            for work in self.open.values():
-                work.pending = deque(self._lengths.longest_first(work.pending))
-
     def close(self, work: Work) -> bool:
         """It is complete, or another replica's; False if it was closed before."""
         if self.open.get(work.shard) is not work:
             return False
         del self.open[work.shard]
-        if self._lengths is not None:
-            self._lengths.end(work.rows)
         return True
 
     @property
@@ -176,12 +161,9 @@ class WorkQueue:
     def _begin(self, leased: LeasedShard) -> None:
         rows = range(*self._plan.shards.bounds(leased.shard))
         log = self.shards.log(leased, rows)
-        pending = [row for row in rows if not self.is_finished(log, row)]
-        if self._lengths is not None:
-            self._lengths.begin(pending)
-            pending = self._lengths.longest_first(pending)
+        pending = deque(row for row in rows if not self.is_finished(log, row))
         num_expected = self._rows.num_completions(rows)
-        work = self.open[leased.shard] = Work(leased, log, rows, num_expected, deque(pending))
+        work = self.open[leased.shard] = Work(leased, log, num_expected, pending)
         if self._looked_at == -math.inf:
             # The leases were looked at to find this one.
             self._looked(self.shards.view)
