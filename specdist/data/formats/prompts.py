@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.formats.batches import Chat, prompt_of_body
+from specdist.data.formats.batches import BODY, Batch, Chat, prompt_of_body
 from specdist.data.formats.columns import is_list, is_text
 from specdist.data.formats.input_rows import InputRows
 from specdist.data.formats.inputs import check_split, describe_columns, find_files, read_inputs
@@ -23,6 +23,7 @@ from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import (
     TOOLS,
     MessageError,
+    RowError,
     chat_messages,
     tools_of,
     why_not_text,
@@ -31,14 +32,6 @@ from specdist.data.formats.messages import (
 from specdist.data.store.copies import fetched
 from specdist.data.store.files import WatchedFiles
 from specdist.utils.errors import UserError
-
-
-class RowError(Exception):
-    """A row that cannot be used: the job goes on, and ``reason`` is written to the row's ``error`` column."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +45,8 @@ class Prompts:
     unusable: Mapping[int, str]
     """Why rows of a JSONL file have no prompt: values of the wrong type."""
     is_chat: bool
-    is_batch: bool = False
-    """Whether the rows are requests of OpenAI's batch format."""
+    batch: Batch | None = None
+    """What requests of OpenAI's batch format ask for; None if the rows are no such requests."""
     has_turns: bool = False
     """Whether a row is a list of user messages, to be answered in turn."""
 
@@ -74,7 +67,7 @@ class Prompts:
     @property
     def has_tools(self) -> bool:
         """Whether there is a column of tools for the chat template."""
-        return self.is_chat and not self.is_batch and TOOLS in {*self.schema.names} - {self.column}
+        return self.is_chat and self.batch is None and TOOLS in {*self.schema.names} - {self.column}
 
     def table(self, start: int, stop: int) -> pa.Table:
         """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
@@ -91,7 +84,7 @@ class Prompts:
         """How many of the first rows' prompts, if they are texts, begin with a text."""
         if self.is_chat:
             return 0
-        if self.is_batch:
+        if self.batch is not None:
             return sum(self._begins_with(row, text) for row in range(num_rows))
         self._check_files(0, num_rows)
         column = self.rows.read(0, num_rows, [self.column]).column(0)
@@ -114,7 +107,7 @@ class Prompts:
 
     def check_no_batch(self, job: str) -> None:
         """Raises :class:`UserError`, which names the ``job``, for requests of OpenAI's batch format."""
-        if self.is_batch:
+        if self.batch is not None:
             raise UserError(
                 f"--prompts {self.files[0]} holds requests of OpenAI's batch format, each with options of "
                 f"its own, which {job} gives to no row: use jobs/generate.py, or give the prompts alone in "
@@ -150,7 +143,7 @@ class Prompts:
             raise RowError(f"{self.column} is null")
         if self.has_turns:
             return self.with_tools(row, [{"role": "user", "content": self.turn(row, 0)}])
-        if self.is_batch:
+        if self.batch is not None:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
             raise RowError(reason)
@@ -167,10 +160,7 @@ class Prompts:
         return Chat(messages, {TOOLS: tools}) if tools else messages
 
     def _messages(self, value: Any) -> list[dict[str, Any]]:
-        try:
-            messages = chat_messages(self.column, value)
-        except MessageError as error:
-            raise RowError(str(error)) from error
+        messages = chat_messages(self.column, value)
         if not holds_json(self.schema.field(self.column).type):
             for message in messages:
                 # A null of a struct is read as absent, but is what content is beside calls of tools.
@@ -225,7 +215,8 @@ def open_prompts(
     is fetched into the ``cache_dir``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
-    two columns; with ``has_turns`` the messages are texts of the user's turns.
+    two columns; with ``has_turns`` the messages are texts of the user's turns. Of requests of OpenAI's
+    batch format the column is their body, whether it is named or the default.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
@@ -248,7 +239,7 @@ def open_prompts(
         field = _field(path, rows.schema, option, messages_column)
         _check_turns_type(field) if has_turns else _check_messages_type(field)
     else:
-        field = _field(path, rows.schema, "--prompt_column", column.name)
+        field = _field(path, rows.schema, "--prompt_column", BODY if found.batch else column.name)
         if not _is_text(field.type):
             raise UserError(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
@@ -261,8 +252,8 @@ def open_prompts(
         column=field.name,
         watched=watched,
         unusable=found.unusable,
-        is_chat=column.is_chat or bool(found.is_chat_batch),
-        is_batch=found.is_chat_batch is not None,
+        is_chat=column.is_chat or (found.batch is not None and found.batch.is_chat),
+        batch=found.batch,
         has_turns=has_turns,
     )
 
