@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from specdist.data.file_names import (
-    RECORD_FILE,
-    RUN_TAG,
-    SHARD_FILE,
-    leases_in,
-)
+from specdist.data.file_names import RECORD_FILE, SHARD_FILE, leases_in
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.publishing import ShardPaths
 from specdist.data.store.files import names_within
-
-
-@dataclass(frozen=True)
-class LogFile:
-    """A part log: of the lease of this generation of a shard."""
-
-    path: Path
-    generation: int
 
 
 class RunLayout:
@@ -32,8 +16,8 @@ class RunLayout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The manifest's info, once it is known.
-        self._info: Mapping[str, Any] | None = None
+        # Of a stored run, the name of its files on each machine; a run begun anew has another.
+        self.run_tag = ""
 
     @property
     def manifest(self) -> Manifest:
@@ -88,21 +72,6 @@ class RunLayout:
         """The folder of leases and heartbeats."""
         return leases_in(self.path)
 
-    @property
-    def run_tag(self) -> str:
-        """The name of a stored run's files on each machine; a run begun anew has another."""
-        return str(self._known(RUN_TAG) or "")
-
-    def _known(self, name: str) -> Any:
-        """What the manifest's ``info`` says; None of a folder without one."""
-        if self._info is None and self.manifest_path.exists():
-            self.set_layout(self.manifest)
-        return None if self._info is None else self._info.get(name)
-
-    def set_layout(self, manifest: Manifest) -> None:
-        """The layout of a run with this manifest, from now on."""
-        self._info = manifest.info
-
     def files(self, kind: str, shard: int | None = None) -> list[tuple[Path, re.Match[str]]]:
         """The files of all shards, or of one of them, in one of :data:`SHARD_FOLDERS`, temporary ones too,
         sorted by name; by one listing."""
@@ -111,11 +80,10 @@ class RunLayout:
         found = map(SHARD_FILE.fullmatch, sorted(names_within(folder, start)))
         return [(folder / match[0], match) for match in found if match]
 
-    def logs(self, shard: int) -> list[LogFile]:
-        """The part logs of a shard by ascending generation, by one listing."""
+    def logs(self, shard: int) -> dict[int, Path]:
+        """The part logs of a shard by ascending generation of its lease, by one listing."""
         files = self.files("parts", shard)
-        found = [LogFile(path, int(match[2] or 0)) for path, match in files if path.suffix == ".jsonl"]
-        return sorted(found, key=lambda log: log.generation)
+        return dict(sorted((int(match[2] or 0), path) for path, match in files if path.suffix == ".jsonl"))
 
     def recorded_shards(self) -> set[int]:
         """The shards that have a completion record, by one listing: their data is not looked at."""

@@ -60,7 +60,7 @@ class RunFolder(RunLayout):
     def parts(self, shard: int, generation: int = 0, rows: Collection[int] | None = None) -> PartLog:
         """The log of the finished rows of a shard, open for appending, with the rows of earlier generations;
         close it before :meth:`finish_shard`."""
-        earlier = [log.path for log in self.logs(shard) if log.generation < generation]
+        earlier = [log for number, log in self.logs(shard).items() if number < generation]
         path = self.parts_path(shard, generation)
         if isinstance(path, StorePath):
             is_complete = self.record_path(shard).exists
@@ -76,7 +76,7 @@ class RunFolder(RunLayout):
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
-        return read_rows(log.path for log in self.logs(shard))
+        return read_rows(self.logs(shard).values())
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """The shards, of so many, without a completion record, ascending."""
@@ -89,7 +89,7 @@ class RunFolder(RunLayout):
 
     def log_generations(self, shard: int) -> list[int]:
         """The generations of the shard's part logs, ascending."""
-        return [log.generation for log in self.logs(shard)]
+        return list(self.logs(shard))
 
     def finish_shard(
         self,
