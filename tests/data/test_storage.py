@@ -224,6 +224,8 @@ def test_prompts_are_fetched_once(store, server, tmp_path):
     assert open_prompts(f"{store}/prompts", **options).fingerprint != found.fingerprint
     with pytest.raises(UserError, match="there is no such object"):
         open_prompts(f"{store}/nothing", **options)
+    (store / "csv" / "a.csv").write_bytes(b"prompt\nthree\n")
+    assert open_prompts(f"{store}/csv", **options).prompt(0) == "three"
 
 
 def test_what_cannot_be_used_is_refused_with_a_remedy(store, server, monkeypatch):
