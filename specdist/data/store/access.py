@@ -18,12 +18,11 @@ from specdist.utils.errors import UserError
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or give the machine a service account",
-    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "azure": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "set HF_TOKEN, or run hf auth login",
 }
 # A request that fails is repeated after up to MAX_WAIT_S; a heartbeat may have to be repeated twice.
 SHORT_TIMEOUT_S = 3 * MAX_WAIT_S
-ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def explain(label: str, path: StorePath) -> Iterator[None]:
 
 def _reason(error: OSError, path: StorePath) -> str:
     protocol = path.store.protocol
-    kind = ALIASES.get(protocol, protocol)
+    kind = CONDITIONAL.get(protocol, protocol)
     bucket = path.key.split("/")[0]
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):

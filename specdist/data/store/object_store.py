@@ -19,13 +19,11 @@ from typing import Any
 
 from specdist.utils.errors import UserError
 
-# The extra of specdist that installs a protocol's package, None if it comes with specdist.
-EXTRAS = {
+# Where fsspec's ``mode="create"`` is one request that the store refuses if the object exists: protocols, and
+# the extra of specdist that installs each one's package.
+CONDITIONAL = {
     "s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "abfss": "azure", "az": "azure",
-    "hf": None, "file": None, "local": None,
 }  # fmt: skip
-# Where fsspec's ``mode="create"`` is one request that the store refuses if the object exists.
-CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 S3 = frozenset({"s3", "s3a"})
 # Requests are repeated here, and not by three libraries one in the other.
 S3_SETTINGS = {
@@ -202,7 +200,7 @@ def connect(option: str, url: str, **settings: Any) -> tuple[ObjectStore, str]:
                 f"{option}{url}: {protocol}:// is not a storage that fsspec knows: give a path, or a URL of "
                 f"{known}, ..."
             ) from error
-        extra = EXTRAS.get(protocol)
+        extra = CONDITIONAL.get(protocol)
         remedy = f"pip install -e '.[{extra}]' in specdist's folder" if extra else str(error)
         raise UserError(f"{option}{url} needs a package that is not installed ({error}): {remedy}") from error
     if protocol in S3:
