@@ -20,6 +20,7 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.replica.replica import Replica
 from specdist.models.batch.flat import FlatBatch
+from specdist.models.heads.examples import ExampleBlock
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
@@ -27,18 +28,6 @@ from specdist.sampling.random import Purpose, uniforms
 from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.training.collect.texts import Text
 from specdist.utils.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drafted:
-    """The draft tokens of a text that become examples, with their probabilities Q in the distributions that
-    they were drawn from."""
-
-    places_M: np.ndarray
-    token_ids_M: np.ndarray
-    probabilities_M: np.ndarray
-    features_3M: np.ndarray
-    hidden_MH: np.ndarray
 
 
 class DraftSide:
@@ -71,14 +60,14 @@ class DraftSide:
         engine = self._replica.draft_engine(iter(requests), stop_rules)
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
-    def score(self, texts: Sequence[Text]) -> list[Drafted]:
+    def score(self, texts: Sequence[Text]) -> list[ExampleBlock]:
         """Draw a token after every place, and run it."""
         groups = groups_of(
             texts, num_slots=self._replica.num_slots, num_pages=self._replica.num_pages, page_size=PAGE_SIZE
         )
-        return [drafted for group in groups for drafted in self._score_group(group)]
+        return [block for group in groups for block in self._score_group(group)]
 
-    def _score_group(self, group: Sequence[Text]) -> list[Drafted]:
+    def _score_group(self, group: Sequence[Text]) -> list[ExampleBlock]:
         self._runner.update_pages(pages_of(group, PAGE_SIZE))
         places = _Places.of(group)
         drawn_N, described_4N, drawing_NH = self._draw(contexts_of(group), places)
@@ -91,14 +80,16 @@ class DraftSide:
             hidden_MH = self._run_mixed(places, drawn_N, kept_M)
         ends_M = np.searchsorted(kept_M, np.cumsum(places.counts_R)).tolist()
         return [
-            Drafted(
-                places_M=places.positions_N.numpy()[kept_M[begin:end]],
+            ExampleBlock(
+                row_id=text.row_id,
+                prefix_kind=text.kind,
+                positions_M=places.positions_N.numpy()[kept_M[begin:end]],
                 token_ids_M=drawn_N[kept_M[begin:end]],
                 probabilities_M=described_4N[0, kept_M[begin:end]],
                 features_3M=described_4N[1:, kept_M[begin:end]],
                 hidden_MH=hidden_MH[begin:end],
             )
-            for begin, end in pairwise([0, *ends_M])
+            for text, (begin, end) in zip(group, pairwise([0, *ends_M]), strict=True)
         ]
 
     def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
