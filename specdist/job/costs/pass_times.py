@@ -32,11 +32,6 @@ NO_SHAPE = (0, 0, 0)
 LONG_CONTEXT = 1024
 
 
-def always(ns: float) -> bool:
-    """A budget without an end."""
-    return True
-
-
 class Budget:
     """Time for all that is measured, from now on."""
 
@@ -278,18 +273,6 @@ def context_slopes(
     if several > num_rows:
         per_token = min(max(0.0, (of_several - of_one) / (several / num_rows - 1)), max(0.0, of_one))
     return max(0.0, of_one) - per_token, per_token
-
-
-def target_work(settings: SamplingSettings, vocab_size: int) -> Callable[[Tensor], Tensor]:
-    """See :func:`verify_logits`."""
-    return partial(verify_logits, settings=settings, vocab_size=vocab_size)
-
-
-def draft_work(
-    settings: SamplingSettings, vocab_size: int, *, uses_features: bool
-) -> Callable[[Tensor], Tensor]:
-    """See :func:`draw_from_logits`."""
-    return partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
 
 
 def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
