@@ -34,6 +34,7 @@ from specdist.job.run.workload import Workload
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
+from specdist.sampling.branch_estimates import DraftDraws
 
 logger = logging.getLogger(__name__)
 
@@ -249,12 +250,13 @@ def measure_draft(
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
-    work = partial(
-        draw_from_logits,
+    draws = DraftDraws(
         settings=assembly.settings,
         vocab_size=assembly.vocab_size,
-        uses_features=uses_features,
+        keeps_scores=False,
+        keeps_features=uses_features,
     )
+    work = partial(draw_from_logits, draws=draws)
     timer = PassTimer(draft, work, text_ids=workload.text_ids)
     # Branches are rows, too.
     widest = num_rows + num_rows * num_branch_slots // num_slots

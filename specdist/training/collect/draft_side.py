@@ -22,7 +22,7 @@ from specdist.job.replica.replica import Replica
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.heads.examples import ExampleBlock
 from specdist.models.passes.runner import ModelRunner
-from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
 from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
@@ -47,8 +47,9 @@ class DraftSide:
         draft tokens. With None the hidden states are those that the tokens were drawn from."""
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
-        self._settings = settings
-        self._vocab_size = vocab_size
+        self._draws = DraftDraws(
+            settings=settings, vocab_size=vocab_size, keeps_scores=False, keeps_features=True
+        )
         self._stop_token_ids = stop_token_ids
         self._token_mixing = token_mixing
         self._hidden_dtype = hidden_dtype
@@ -103,7 +104,6 @@ class DraftSide:
                 states.append(self._stored(hidden_NH))
             else:
                 logits_NV = self._runner.forward(part.batch, part.index_N)
-            logits_NV = logits_NV[:, : self._vocab_size]
             end = begin + len(part.index_N)
             if end > begin:
                 ids_N, described_4N = self._draw_from(
@@ -117,15 +117,14 @@ class DraftSide:
     def _draw_from(
         self, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        distributions_N, _, undecided = draft_distributions(logits_NV, self._settings, keys_N, positions_N)
         uniforms_N = None
-        if self._settings.is_random:
+        if self._draws.settings.is_random:
             uniforms_N = uniforms(keys_N, positions_N, torch.zeros_like(keys_N), Purpose.DRAFT)
-            uniforms_N = uniforms_N.to(distributions_N.device)
-        drawn_N = distributions_N.draw(uniforms_N)
-        features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
-        described_4N = torch.cat([distributions_N.probabilities_of(drawn_N)[None], features_3N])
-        return drawn_N.cpu().numpy(), described_4N.cpu().numpy()
+            uniforms_N = uniforms_N.to(logits_NV.device)
+        drawn = self._draws.draw(logits_NV, keys_N, positions_N, uniforms_N)
+        assert drawn.features_3N is not None
+        described_4N = torch.cat([drawn.probabilities_N[None], drawn.features_3N])
+        return drawn.token_ids_N.cpu().numpy(), described_4N.cpu().numpy()
 
     def _run_mixed(self, places: _Places, drawn_N: np.ndarray, kept_M: np.ndarray) -> np.ndarray:
         """[M, H] in the sequences Z, which have the texts' own tokens elsewhere (SpecDec++, section 4.4)."""
