@@ -27,7 +27,6 @@ from specdist.job.recording.recording import Recorder
 from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
-from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.run.manifest import frozen_models, reproducibility
@@ -236,7 +235,6 @@ def generate_rows(
             is_exact=is_exact,
             column_options=column_options(config),
         ),
-        lengths=ExpectedLengths(run.prompts.sizes),
         corrections=corrections,
     )
 

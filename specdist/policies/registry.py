@@ -128,13 +128,6 @@ class PolicyChoice:
     policy: str = TARGET_ONLY
     options: Mapping[str, float] = field(default_factory=dict)
 
-    @staticmethod
-    def of(policy: str, **given: float) -> PolicyChoice:
-        """The choice with defaults for the other options. Raises :class:`UserError` as the main job does."""
-        for name, value in given.items():
-            rule_of(name).check(name, value)
-        return PolicyChoice(policy, resolve_policy_options(policy, given))
-
     @property
     def max_draft_tokens(self) -> int:
         return most_draft_tokens(self.options)

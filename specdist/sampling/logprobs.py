@@ -94,12 +94,7 @@ def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None
     values_MK, best_MK = values_MK.topk(num_top, dim=1)
     ids_MK = ids_MK.gather(1, best_MK)
     columns = [raw_M[:, None], processed_M.double()[:, None], values_MK - normalisers_M[:, None], ids_MK]
-    return _fetched(torch.cat(columns, dim=1), num_top)
-
-
-def _fetched(columns_MC: Tensor, num_top: int) -> Logprobs:
-    """Copy the token's own numbers, and the likeliest ones' with their ids, at once."""
-    numbers = columns_MC.cpu().numpy()
+    numbers = torch.cat(columns, dim=1).cpu().numpy()
     return Logprobs(
         raw_M=numbers[:, 0].astype(np.float32),
         processed_M=numbers[:, 1].astype(np.float32),

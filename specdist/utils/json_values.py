@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Parsed = TypeVar("Parsed")
-Reader = Callable[[Any, str], Any]
 MAX_SHOWN_CHARACTERS = 60
+_kinds_of = cache(get_type_hints)
 # What a value is of in JSON, and what a message calls it. A whole number is a number; true is neither.
 PLAIN_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a valid integer"),
@@ -45,117 +45,65 @@ def from_fields(cls: type[Parsed], values: Any, *, drops_unknown: bool = False) 
     """
     try:
         # The values pass through JSON text, in which tuples are lists and all keys are text.
-        return parse_fields(cls, json.dumps(values).encode(), drops_unknown=drops_unknown)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def parse_fields(cls: type[Parsed], content: bytes, *, drops_unknown: bool = False) -> Parsed:
-    """Make an object as :func:`from_fields` does, from a file's bytes."""
-    values = parse_json(content)
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-        parsed: Parsed = _reader(cls, drops_unknown)(values, "")  # type: ignore[arg-type]
+        content = json.dumps(values, ensure_ascii=False).encode()
+        return cast("Parsed", _read(cls, json.loads(content), "", drops_unknown))
     except UnicodeEncodeError as error:
         raise ValueError(f"{cls.__name__} holds text that is not Unicode ({error.reason})") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return parsed
 
 
-@cache
-def _reader(kind: Any, drops_unknown: bool) -> Reader:
-    """A function of a value and its name, for values of one type; TypeError for types that JSON has not."""
+def parse_fields(cls: type[Parsed], content: bytes) -> Parsed:
+    """Make an object as :func:`from_fields` does, from a file's bytes."""
+    return from_fields(cls, parse_json(content))
+
+
+def _read(kind: Any, value: Any, name: str, drops_unknown: bool) -> Any:
+    """The value of a field of this type; TypeError for types that JSON has not."""
     if kind is Any:
-        return lambda value, name: value
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _of_dataclass(kind, drops_unknown)
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, value, name, drops_unknown)
     if kind in PLAIN_KINDS:
-        return _of_plain(*PLAIN_KINDS[kind], float if kind is float else None)
+        types, rule = PLAIN_KINDS[kind]
+        _check(type(value) in types, value, name, rule)
+        return float(value) if kind is float else value
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return _of_literal(inner)
+        is_choice = any(type(value) is type(choice) and value == choice for choice in inner)
+        _check(is_choice, value, name, " or ".join(map(repr, inner)))
+        return value
     if origin in (Union, UnionType) and inner[1:] == (NoneType,):
-        return _of_optional(_reader(inner[0], drops_unknown))
+        return None if value is None else _read(inner[0], value, name, drops_unknown)
     if origin in (list, tuple, Sequence) and (origin is not tuple or inner[1:] == (...,)):
-        return _of_items(_reader(inner[0], drops_unknown), tuple if origin is tuple else list)
+        _check(isinstance(value, list), value, name, "a valid list")
+        items = [_read(inner[0], item, f"{name}.{i}", drops_unknown) for i, item in enumerate(value)]
+        return tuple(items) if origin is tuple else items
     if origin is dict and inner[0] is str:
-        return _of_dict(_reader(inner[1], drops_unknown))
+        _check(isinstance(value, dict), value, name, "an object")
+        return {key: _read(inner[1], item, f"{name}.{key}", drops_unknown) for key, item in value.items()}
     raise TypeError(f"no reader for values of type {kind}")
 
 
-def _of_dataclass(cls: type, drops_unknown: bool) -> Reader:
-    kinds = get_type_hints(cls)
+def _read_dataclass(cls: Any, value: Any, name: str, drops_unknown: bool) -> Any:
+    _check(isinstance(value, dict), value, name or cls.__name__, "an object")
+    kinds, prefix, found = _kinds_of(cls), f"{name}." if name else "", {}
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    readers = {field: _reader(kinds[field], drops_unknown) for field in fields}
-    required = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-
-    def read(value: Any, name: str) -> Any:
-        if not isinstance(value, dict):
-            raise _misfit(value, name or cls.__name__, "an object")
-        prefix = f"{name}." if name else ""
-        for field in required:
-            if field not in value:
-                raise ValueError(f"{prefix}{field} is missing")
-        found = {}
-        for field, one in value.items():
-            if field in readers:
-                found[field] = readers[field](one, f"{prefix}{field}")
-            elif not drops_unknown:
-                raise ValueError(f"{_cut(prefix + field)} is not a field of this format")
-        return cls(**found)
-
-    return read
+    for field in fields.values():
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if is_required and field.name not in value:
+            raise ValueError(f"{prefix}{field.name} is missing")
+    for field_name, one in value.items():
+        if field_name in fields:
+            found[field_name] = _read(kinds[field_name], one, f"{prefix}{field_name}", drops_unknown)
+        elif not drops_unknown:
+            raise ValueError(f"{_cut(prefix + field_name)} is not a field of this format")
+    return cls(**found)
 
 
-def _of_plain(types: tuple[type, ...], rule: str, convert: Callable[[Any], Any] | None) -> Reader:
-    def read(value: Any, name: str) -> Any:
-        if type(value) not in types:
-            raise _misfit(value, name, rule)
-        return convert(value) if convert else value
-
-    return read
-
-
-def _of_literal(choices: tuple[Any, ...]) -> Reader:
-    rule = " or ".join(repr(choice) for choice in choices)
-
-    def read(value: Any, name: str) -> Any:
-        if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise _misfit(value, name, rule)
-        return value
-
-    return read
-
-
-def _of_optional(reader: Reader) -> Reader:
-    return lambda value, name: None if value is None else reader(value, name)
-
-
-def _of_items(reader: Reader, collect: Callable[[Any], Any]) -> Reader:
-    def read(value: Any, name: str) -> Any:
-        if not isinstance(value, list):
-            raise _misfit(value, name, "a valid list")
-        return collect(reader(item, f"{name}.{index}") for index, item in enumerate(value))
-
-    return read
-
-
-def _of_dict(reader: Reader) -> Reader:
-    def read(value: Any, name: str) -> Any:
-        if not isinstance(value, dict):
-            raise _misfit(value, name, "an object")
-        return {key: reader(item, f"{name}.{key}") for key, item in value.items()}
-
-    return read
-
-
-def _misfit(value: Any, name: str, rule: str) -> ValueError:
-    return ValueError(f"{_cut(name)} is {_shown(value)}, but it should be {rule}")
+def _check(fits: bool, value: Any, name: str, rule: str) -> None:
+    if not fits:
+        raise ValueError(f"{_cut(name)} is {_shown(value)}, but it should be {rule}")
 
 
 def _shown(value: Any) -> str:

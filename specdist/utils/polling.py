@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import select
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 MS_PER_S = 1000
 
 
-class HasDescriptor(Protocol):
-    """A socket or a connection."""
-
-    def fileno(self) -> int: ...
-
-
-def is_readable(source: HasDescriptor | int, timeout_s: float | None = 0.0) -> bool:
+def is_readable(source: FileDescriptorLike, timeout_s: float | None = 0.0) -> bool:
     """Whether something can be read, or the other end is closed.
 
     ``timeout_s``: how long to wait; None waits for ever.

@@ -73,11 +73,6 @@ def test_every_file_type_gives_the_same_rows(written):
     assert [prompts.prompt(row) for row in range(10)] == [row["prompt"] for row in ROWS]
 
 
-def test_sizes_are_those_of_the_prompts(written):
-    prompts = open_(written)
-    assert prompts.sizes([2, 5]) == [8, 8]
-
-
 @pytest.mark.parametrize("suffix", [".arrow", ".json"])
 def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored(tmp_path, suffix):
     write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))

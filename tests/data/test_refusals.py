@@ -118,7 +118,7 @@ FAULTS: list[Fault] = [
     ({"a.csv": b"prompt,n\na,1\n\xff,2\n"}, PROMPT, ["cannot be read as CSV", "invalid UTF8"]),
     ({"a.csv": b"prompt,n\xe9\na,1\n"}, PROMPT, ["cannot be read as CSV: 'utf-8'", "the text is UTF-8"]),
     ({"a.csv": b"prompt\na\n", "b.csv": FIELDS}, PROMPT,
-     ["b.csv has the columns prompt, n, but", "same columns"]),
+     ["b.csv has n (string), but", "a.csv has no column n", "same columns"]),
     ({"a.csv": b"prompt,prompt\na,b\n"}, PROMPT, ["more than one column named prompt", "rename"]),
     # Columns.
     ({"a.csv": FIELDS}, {"prompt_column": "text"},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -14,6 +16,7 @@ from specdist.data.file_names import RUN_TAG
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
+from specdist.data.store import object_store
 from specdist.data.store.access import check_output
 from specdist.data.store.files import publish
 from specdist.data.store.object_store import ObjectStore, StoreError
@@ -64,7 +67,8 @@ def test_an_answer_that_is_lost_is_the_writer_s_own(store, server):
 def test_requests_are_repeated_while_a_server_fails(store, server, monkeypatch):
     """For as long as a store may be out of order, and not for what will not pass."""
     waited = []
-    store.store._sleep = waited.append
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=waited.append)
+    monkeypatch.setattr(object_store, "time", clock)
     left = [Failure()] * 9
     server.fault = lambda method, path: left.pop() if left else None
     (store / "x").write_bytes(b"content")
@@ -224,6 +228,8 @@ def test_prompts_are_fetched_once(store, server, tmp_path):
     assert open_prompts(f"{store}/prompts", **options).fingerprint != found.fingerprint
     with pytest.raises(UserError, match="there is no such object"):
         open_prompts(f"{store}/nothing", **options)
+    (store / "csv" / "a.csv").write_bytes(b"prompt\nthree\n")
+    assert open_prompts(f"{store}/csv", **options).prompt(0) == "three"
 
 
 def test_what_cannot_be_used_is_refused_with_a_remedy(store, server, monkeypatch):

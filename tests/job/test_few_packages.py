@@ -13,6 +13,8 @@ import pytest
 
 from specdist.cli import generate
 from specdist.job.ranks.topology import topology_from_environment
+from specdist.job.texts.constraints import RunConstraints
+from specdist.models.files.checkpoint import open_checkpoint
 from specdist.utils import packages
 from specdist.utils.errors import UserError
 from tests.job.launching import JOB, job_arguments, parse, run_here
@@ -79,3 +81,14 @@ def test_sharding_without_deepspeed_is_refused_at_the_start(
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "deepspeed" else name)
     with pytest.raises(UserError, match="--tp_size 2 needs the package deepspeed, which is not installed"):
         topology_from_environment(config)
+
+
+def test_a_constraint_without_llguidance_is_refused_at_the_start(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = parse(**options | {"regex": "a+", "output": tmp_path})
+    target = open_checkpoint("--target", config.target)
+    RunConstraints(config, target)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "llguidance" else name)
+    with pytest.raises(UserError, match="--regex needs the package llguidance, which is not installed"):
+        RunConstraints(config, target)

@@ -17,7 +17,7 @@ from tests.refusals import places, recorded
 MODULES = [
     f"job/{name}.py"
     for name in (
-        "rows/batch_input",
+        "run/opening",
         "texts/constraints",
         "rows/row_options",
         "rows/row_requests",
@@ -47,6 +47,7 @@ ROWS: list[tuple[bytes, dict[str, Any], list[str]]] = [
     (_row("prompt", "") * 2, {}, ["no row of --prompts", "2 of 2, such as row 0: prompt is empty"]),
     (_row("prompt", "a"), {"chat_template_kwargs": '{"stile": 1}'},
      ["does not read stile", "correct the name"]),
+    (_row("prompt", "a"), {"system_prompt": "b"}, ["--system_prompt has no effect on plain prompts"]),
     (b'{"chat": [{"role": "user", "content": "a"}], "tools": [{"name": "b"}]}\n', {"messages_column": "chat"},
      ["leaves out the tools, which row 0 of --prompts", "rename a column", "chat_template.jinja"]),
     (_row("prompt", "a"), {"regex": "(a"}, ["--regex (a cannot be used", "unclosed group"]),

@@ -52,7 +52,7 @@ FORMAT_FAULTS = (
         "if name not in OPTIONS and name not in IGNORED and name not in READ:",
         "if False:",
         (BATCHES,)),
-    Mutant("batch-options-do-not-reach-rows", "batch_options",
+    Mutant("batch-options-do-not-reach-rows", "_batch_options",
         "if batch.options:",
         "if False:",
         (BATCH_INPUT,)),

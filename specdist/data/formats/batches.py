@@ -19,7 +19,7 @@ import pyarrow as pa
 from specdist.config.groups import RULES, WHOLE_NUMBERS
 from specdist.config.processing import STRUCT
 from specdist.data.formats.jsonl import json_chunks
-from specdist.data.formats.messages import MessageError, chat_messages, tools_of
+from specdist.data.formats.messages import RowError, chat_messages, tools_of
 from specdist.utils.errors import UserError
 
 REQUEST_KEYS = ("custom_id", "method", "url", "body")
@@ -64,10 +64,6 @@ class Chat:
     ending: Mapping[str, bool] = field(default_factory=dict)
 
 
-class _Unusable(Exception):
-    """A row's error."""
-
-
 @dataclass
 class Batch:
     """What a batch asks for.
@@ -101,8 +97,8 @@ class Batch:
             prompt_of_body(body, is_chat=self.is_chat)
             if asked is not None:
                 self.num_logprobs = max(asked, self.num_logprobs or 0)
-        except _Unusable as error:
-            self.reasons[number] = str(error)
+        except RowError as error:
+            self.reasons[number] = error.reason
         self.options += own.keys() - set(self.options)
         self.has_constraints |= constraint is not None
         return {BODY: text, STRUCT: own or None, CONSTRAINT: constraint}
@@ -179,28 +175,28 @@ def _body_text(body: Mapping[str, Any]) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _Unusable(f"body is not valid UTF-8: {error.reason}") from error
+        raise RowError(f"body is not valid UTF-8: {error.reason}") from error
     return text
 
 
 def _asked(row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, int | None]:
-    """A row's options, constraint and number of likeliest tokens. Raises :class:`_Unusable`."""
+    """A row's options, constraint and number of likeliest tokens. Raises :class:`RowError`."""
     body = {name: value for name, value in row[BODY].items() if value is not None}
     for name, value in body.items():
         if name in NEUTRAL and value == NEUTRAL[name]:
             continue
         if name not in OPTIONS and name not in IGNORED and name not in READ:
-            raise _Unusable(f"body.{name} cannot be a row's own: {REMEDIES.get(name, 'leave it out')}")
+            raise RowError(f"body.{name} cannot be a row's own: {REMEDIES.get(name, 'leave it out')}")
     found: dict[str, Any] = {OPTIONS[name]: _number(name, body[name]) for name in OPTIONS if name in body}
     stop = body.get("stop")
     if stop is not None and stop != []:
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-            raise _Unusable("body.stop must be a text or a list of texts, none of them empty")
+            raise RowError("body.stop must be a text or a list of texts, none of them empty")
         found["stop"] = stops
     constraint = _constraint(body.get("response_format"))
     if constraint is not None and "stop" in found:
-        raise _Unusable(
+        raise RowError(
             "body.stop and body.response_format exclude each other: a stop string could end a completion "
             "before it matches its schema"
         )
@@ -213,7 +209,7 @@ def _number(name: str, value: Any) -> int | float:
     kind: Any = int if is_whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not rule.holds(value):
         kinds = "a whole number" if is_whole else "a number"
-        raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule.text}")
+        raise RowError(f"body.{name} is {value!r}, but it must be {kinds}, and {rule.text}")
     number: int | float = rule.kept(value)
     return number
 
@@ -229,7 +225,7 @@ def _constraint(response_format: Any) -> str | None:
         return json.dumps({"json_schema": {"type": "object"}})
     described = response_format.get("json_schema") if kind == "json_schema" else None
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
-        raise _Unusable(
+        raise RowError(
             "body.response_format must have the type text, json_object, or json_schema with a "
             "json_schema.schema"
         )
@@ -244,7 +240,7 @@ def num_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
     number = (body.get("top_logprobs") or 0) if is_chat else asked
     is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST
     if not is_number or (is_chat and asked is not True):
-        raise _Unusable("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
+        raise RowError("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
     return int(number)
 
 
@@ -255,22 +251,19 @@ def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
         if not isinstance(prompt, str) or not prompt:
-            raise _Unusable("body.prompt must be one text, and not empty")
+            raise RowError("body.prompt must be one text, and not empty")
         return prompt
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _Unusable("body.messages must be a list of messages, and not empty")
+        raise RowError("body.messages must be a list of messages, and not empty")
     extra = body.get("chat_template_kwargs")
     if extra is not None and not isinstance(extra, dict):
-        raise _Unusable("body.chat_template_kwargs must be an object")
+        raise RowError("body.chat_template_kwargs must be an object")
     choice = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
-        raise _Unusable(f"body.tool_choice {choice!r} cannot be forced: use auto or none")
-    try:
-        tools = tools_of("body.tools", body.get("tools")) if choice == "auto" else []
-        chat = chat_messages("body.messages", messages)
-    except MessageError as error:
-        raise _Unusable(str(error)) from error
+        raise RowError(f"body.tool_choice {choice!r} cannot be forced: use auto or none")
+    tools = tools_of("body.tools", body.get("tools")) if choice == "auto" else []
+    chat = chat_messages("body.messages", messages)
     return Chat(chat, {**(extra or {}), **({"tools": tools} if tools else {})}, _ending(body))
 
 
@@ -278,9 +271,9 @@ def _ending(body: Mapping[str, Any]) -> dict[str, bool]:
     names = ("continue_final_message", "add_generation_prompt")
     continues, begins = (body.get(name) for name in names)
     if not isinstance(continues, bool | None) or not isinstance(begins, bool | None):
-        raise _Unusable(f"body.{names[0]} and body.{names[1]} must be true or false")
+        raise RowError(f"body.{names[0]} and body.{names[1]} must be true or false")
     if continues and begins:
-        raise _Unusable(f"body.{names[0]} and body.{names[1]} exclude each other: set one of them to false")
+        raise RowError(f"body.{names[0]} and body.{names[1]} exclude each other: set one of them to false")
     if continues is None and begins is None:
         return {}
     return {names[0]: bool(continues), names[1]: not continues if begins is None else begins}

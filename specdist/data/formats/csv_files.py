@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from specdist.data.formats.columns import check_names
+from specdist.data.formats.columns import common_schema, conformed
 from specdist.data.formats.streams import READ_BYTES, open_input, reading
 from specdist.utils.errors import UserError
 
@@ -37,18 +37,9 @@ def read_csv(files: Sequence[Path], prompt_column: str) -> pa.Table:
     An empty field is null, and ``""`` is empty text. ``prompt_column`` is text, whatever it looks like.
     Raises :class:`UserError` with the file and the row, counted from 0 after the header.
     """
-    tables: list[pa.Table] = []
-    for path in files:
-        table = _text_table(path)
-        check_names(path, table.schema)
-        names = (tables or [table])[0].column_names
-        if set(table.column_names) != set(names):
-            raise UserError(
-                f"--prompts: {path} has the columns {', '.join(table.column_names)}, but "
-                f"{files[0]} has {', '.join(names)}; all files must have the same columns"
-            )
-        tables.append(table.select(names))
-    whole = pa.concat_tables(tables)
+    tables = [_text_table(path) for path in files]
+    schema = common_schema(files, [table.schema for table in tables])
+    whole = pa.concat_tables([conformed(table, schema) for table in tables])
     columns = [
         column if name == prompt_column else _typed(column)
         for name, column in zip(whole.column_names, whole.columns, strict=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.formats.batches import BODY, is_batch, read_batch
+from specdist.data.formats.batches import BODY, Batch, is_batch, read_batch
 from specdist.data.formats.columns import common_schema, conformed
 from specdist.data.formats.csv_files import read_csv
 from specdist.data.formats.input_rows import InputRows, ParquetRows, TableRows
@@ -74,21 +74,20 @@ def check_split(path: str, files: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
-    of a batch have conversations; None if the rows are not requests."""
+    """All rows; ``unusable`` and ``batch`` as in :class:`specdist.data.Prompts`."""
 
     rows: InputRows
     unusable: Mapping[int, str] = field(default_factory=dict)
-    is_chat_batch: bool | None = None
+    batch: Batch | None = None
 
 
 def read_inputs(files: list[Path], prompts: PromptColumn) -> Inputs:
     """All rows of files of one type: Arrow files are memory-mapped, and of Parquet files a few row groups are
     in memory at a time; rows of text files are all in memory. Raises :class:`UserError` with the file."""
     kind = _kind(files[0])
-    if kind == "JSONL" and prompts.name == BODY and is_batch(files):
+    if kind == "JSONL" and not prompts.is_chat and prompts.name in ("prompt", BODY) and is_batch(files):
         batch, table = read_batch(files)
-        return Inputs(TableRows(table), unusable=batch.reasons, is_chat_batch=batch.is_chat)
+        return Inputs(TableRows(table), batch.reasons, batch)
     if kind == "JSONL":
         return Inputs(TableRows(read_json(files, prompts)), unusable=prompts.reasons)
     if kind == "CSV":

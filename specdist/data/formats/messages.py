@@ -24,7 +24,15 @@ OPTIONAL = frozenset(
 TOOLS = "tools"
 
 
-class MessageError(ValueError):
+class RowError(Exception):
+    """A row that cannot be used: the job goes on, and ``reason`` is written to the row's ``error`` column."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class MessageError(RowError):
     """A message that cannot be used, with its place and the reason."""
 
 

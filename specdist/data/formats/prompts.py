@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.formats.batches import Chat, prompt_of_body
+from specdist.data.formats.batches import BODY, Batch, Chat, prompt_of_body
 from specdist.data.formats.columns import is_list, is_text
 from specdist.data.formats.input_rows import InputRows
 from specdist.data.formats.inputs import check_split, describe_columns, find_files, read_inputs
@@ -23,6 +23,7 @@ from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import (
     TOOLS,
     MessageError,
+    RowError,
     chat_messages,
     tools_of,
     why_not_text,
@@ -31,14 +32,6 @@ from specdist.data.formats.messages import (
 from specdist.data.store.copies import fetched
 from specdist.data.store.files import WatchedFiles
 from specdist.utils.errors import UserError
-
-
-class RowError(Exception):
-    """A row that cannot be used: the job goes on, and ``reason`` is written to the row's ``error`` column."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +45,8 @@ class Prompts:
     unusable: Mapping[int, str]
     """Why rows of a JSONL file have no prompt: values of the wrong type."""
     is_chat: bool
-    is_batch: bool = False
-    """Whether the rows are requests of OpenAI's batch format."""
+    batch: Batch | None = None
+    """What requests of OpenAI's batch format ask for; None if the rows are no such requests."""
     has_turns: bool = False
     """Whether a row is a list of user messages, to be answered in turn."""
 
@@ -74,7 +67,7 @@ class Prompts:
     @property
     def has_tools(self) -> bool:
         """Whether there is a column of tools for the chat template."""
-        return self.is_chat and not self.is_batch and TOOLS in {*self.schema.names} - {self.column}
+        return self.is_chat and self.batch is None and TOOLS in {*self.schema.names} - {self.column}
 
     def table(self, start: int, stop: int) -> pa.Table:
         """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
@@ -87,21 +80,11 @@ class Prompts:
         self._check_files(start, stop)
         return pa.ipc.open_stream(sink.getvalue()).read_all()
 
-    def sizes(self, rows: Sequence[int]) -> list[float]:
-        """Return the bytes of these ascending rows' prompts, a chat's being those of all strings in its
-        messages; 0 where there is none. Raises :class:`UserError` if one of their files changed."""
-        if not rows:
-            return []
-        first, end = rows[0], rows[-1] + 1
-        self._check_files(first, end)
-        found = self.rows.read(first, end, [self.column]).column(0)
-        return [float(_bytes_in(found[row - first].as_py())) for row in rows]
-
     def num_beginning_with(self, text: str, num_rows: int) -> int:
         """How many of the first rows' prompts, if they are texts, begin with a text."""
         if self.is_chat:
             return 0
-        if self.is_batch:
+        if self.batch is not None:
             return sum(self._begins_with(row, text) for row in range(num_rows))
         self._check_files(0, num_rows)
         column = self.rows.read(0, num_rows, [self.column]).column(0)
@@ -124,7 +107,7 @@ class Prompts:
 
     def check_no_batch(self, job: str) -> None:
         """Raises :class:`UserError`, which names the ``job``, for requests of OpenAI's batch format."""
-        if self.is_batch:
+        if self.batch is not None:
             raise UserError(
                 f"--prompts {self.files[0]} holds requests of OpenAI's batch format, each with options of "
                 f"its own, which {job} gives to no row: use jobs/generate.py, or give the prompts alone in "
@@ -160,7 +143,7 @@ class Prompts:
             raise RowError(f"{self.column} is null")
         if self.has_turns:
             return self.with_tools(row, [{"role": "user", "content": self.turn(row, 0)}])
-        if self.is_batch:
+        if self.batch is not None:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
             raise RowError(reason)
@@ -177,10 +160,7 @@ class Prompts:
         return Chat(messages, {TOOLS: tools}) if tools else messages
 
     def _messages(self, value: Any) -> list[dict[str, Any]]:
-        try:
-            messages = chat_messages(self.column, value)
-        except MessageError as error:
-            raise RowError(str(error)) from error
+        messages = chat_messages(self.column, value)
         if not holds_json(self.schema.field(self.column).type):
             for message in messages:
                 # A null of a struct is read as absent, but is what content is beside calls of tools.
@@ -222,14 +202,6 @@ class Prompts:
                 self.watched.check(index)
 
 
-def _bytes_in(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_bytes_in, value.values()))
-    if isinstance(value, list):
-        return sum(map(_bytes_in, value))
-    return len(value.encode()) if isinstance(value, str) else 0
-
-
 def open_prompts(
     path: str,
     *,
@@ -243,7 +215,8 @@ def open_prompts(
     is fetched into the ``cache_dir``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
-    two columns; with ``has_turns`` the messages are texts of the user's turns.
+    two columns; with ``has_turns`` the messages are texts of the user's turns. Of requests of OpenAI's
+    batch format the column is their body, whether it is named or the default.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
@@ -266,7 +239,7 @@ def open_prompts(
         field = _field(path, rows.schema, option, messages_column)
         _check_turns_type(field) if has_turns else _check_messages_type(field)
     else:
-        field = _field(path, rows.schema, "--prompt_column", column.name)
+        field = _field(path, rows.schema, "--prompt_column", BODY if found.batch else column.name)
         if not _is_text(field.type):
             raise UserError(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
@@ -279,8 +252,8 @@ def open_prompts(
         column=field.name,
         watched=watched,
         unusable=found.unusable,
-        is_chat=column.is_chat or bool(found.is_chat_batch),
-        is_batch=found.is_chat_batch is not None,
+        is_chat=column.is_chat or (found.batch is not None and found.batch.is_chat),
+        batch=found.batch,
         has_turns=has_turns,
     )
 

@@ -135,10 +135,6 @@ class Leases:
         for lease in self._all_of(name):
             self._remove(lease)
 
-    def is_leased(self, name: str) -> bool:
-        """Whether there is any lease of the name, by a listing."""
-        return bool(self._all_of(name))
-
     def remove_up_to(self, lease: Lease) -> None:
         """Remove a lease of this replica and those that it replaced; a newer one stays."""
         self._trim(lease)

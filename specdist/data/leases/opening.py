@@ -86,7 +86,7 @@ def _take(
     if has_run and overwrite:
         delete_run_files(folder)
         manifest.write(folder.manifest_path)
-    folder.set_layout(folder.manifest)
+    folder.run_tag = folder.manifest.info.get(RUN_TAG, "")
     fsync_folder(folder.path)
 
 

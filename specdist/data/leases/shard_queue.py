@@ -43,8 +43,8 @@ class ShardQueue:
         # The shards that are not known to be complete.
         self._open = set(range(num_shards))
         self._mine: dict[int, Lease] = {}
-        # The leases as last seen.
-        self._view = View({}, num_files=0)
+        # The leases in force when this replica looked last.
+        self.view = View({}, num_files=0)
         self.on_done_elsewhere = on_done_elsewhere
 
     @property
@@ -69,16 +69,11 @@ class ShardQueue:
         """The leases in force now. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
         with writing(self._folder.path):
-            self._view = self._leases.look()
-            return self._view
-
-    @property
-    def view(self) -> View:
-        """The leases in force when this replica looked last."""
-        return self._view
+            self.view = self._leases.look()
+            return self.view
 
     def _take(self) -> LeasedShard | None:
-        view = self._view = self._leases.look()
+        view = self.view = self._leases.look()
         elsewhere = self._open_elsewhere()
         if any(shard not in view.shards for shard in elsewhere):
             # Shards without a lease are complete, or nobody's.
@@ -95,7 +90,7 @@ class ShardQueue:
         """Lease a shard; None if another replica holds it, or has completed it."""
         name = shard_name(shard)
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
-        if above and self._leases.is_leased(name):
+        if above and self._leases.in_force(name):
             # Its holder has begun since the leases were read.
             return None
         lease = self._leases.take(name, latest, above=above)
@@ -118,7 +113,7 @@ class ShardQueue:
     @property
     def poll_s(self) -> float:
         """Seconds to wait after :meth:`take` found nothing."""
-        return self._membership.poll_s(self._view.num_files)
+        return self._membership.poll_s(self.view.num_files)
 
     def log(self, leased: LeasedShard, rows: Collection[int] | None = None) -> PartLog:
         """The part log of this lease, with those of ``rows`` that earlier logs of the shard have."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.formats.json_columns import JsonError, rows_of
+from specdist.data.formats.json_columns import JsonError, holds, rows_of
 from specdist.data.run.manifest import ShardPlan
 from specdist.data.run.publishing import ROWS_PER_BATCH
 from specdist.data.run.reading import open_shard
@@ -41,7 +41,7 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     check_output(output, SUFFIXES, overwrite=overwrite)
     tables = verified_tables(folder)
     schema = open_shard(folder.paths(0), verify=False).schema
-    if any(map(_has_dictionary, schema.types)):
+    if any(holds(kind, pa.types.is_dictionary) for kind in schema.types):
         # The file format allows one dictionary per column, so that all have to be known.
         tables = iter([pa.concat_tables(tables).unify_dictionaries()])
     num_rows = 0
@@ -124,11 +124,6 @@ def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 def _as_one(tables: Sequence[pa.Table]) -> pa.Table:
     """A large one stays memory-mapped."""
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    children = (kind.field(number).type for number in range(kind.num_fields))
-    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, children))
 
 
 def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix: str) -> None:

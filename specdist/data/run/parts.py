@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from specdist.data.stats.rows import RowResult
@@ -127,9 +126,7 @@ class PartLog:
     def __enter__(self) -> PartLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _write_line(self, content: bytes) -> None:

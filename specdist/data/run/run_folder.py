@@ -8,6 +8,7 @@ shard.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.file_names import SHARD_FOLDERS
-from specdist.data.run.layout import RunLayout
-from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
+from specdist.data.file_names import RECORD_FILE, SHARD_FILE, SHARD_FOLDERS, leases_in
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows
-from specdist.data.run.publishing import Attempt
+from specdist.data.run.publishing import Attempt, ShardPaths
 from specdist.data.stats.rows import RowResult
-from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, writing
+from specdist.data.store.files import (
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    names_within,
+    unique_tag,
+    unsealed,
+    writing,
+)
 from specdist.data.store.storage import StorePath, in_parallel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -30,9 +37,85 @@ from specdist.utils.json_values import parse_object
 CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
-class RunFolder(RunLayout):
+class RunFolder:
     """A run's files. ``RunFolder(path)`` changes nothing by itself; :mod:`specdist.data.leases.opening`
-    creates or resumes a run."""
+    creates or resumes a run. Sorted by path, the shards' data is in input order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Of a stored run, the name of its files on each machine; a run begun anew has another.
+        self.run_tag = ""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in force. Raises :class:`UserError` if it is missing or damaged."""
+        return Manifest.read(self.manifest_path)
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """The card of a complete run: see :mod:`specdist.job.totals.card`."""
+        return self.path / "README.md"
+
+    @property
+    def logs_path(self) -> Path:
+        return self.path / "logs"
+
+    def data_path(self, shard: int) -> Path:
+        return self.path / "shards" / f"shard-{shard:05d}.arrow"
+
+    def record_path(self, shard: int) -> Path:
+        return self.path / "shards" / f"shard-{shard:05d}.json"
+
+    def stats_path(self, shard: int) -> Path:
+        return self.path / "stats" / f"shard-{shard:05d}.json"
+
+    def trace_path(self, shard: int) -> Path:
+        """Exists in runs with ``--trace``."""
+        return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
+
+    def parts_path(self, shard: int, generation: int = 0) -> Path:
+        """The log of the holder of this lease of the shard; generation 0 is that of a run without leases."""
+        middle = f".{generation:05d}" if generation else ""
+        return self.path / "parts" / f"shard-{shard:05d}{middle}.jsonl"
+
+    def paths(self, shard: int) -> ShardPaths:
+        return ShardPaths(
+            data=self.data_path(shard),
+            stats=self.stats_path(shard),
+            trace=self.trace_path(shard),
+            record=self.record_path(shard),
+        )
+
+    @property
+    def leases_path(self) -> Path:
+        """The folder of leases and heartbeats."""
+        return leases_in(self.path)
+
+    def files(self, kind: str, shard: int | None = None) -> list[tuple[Path, re.Match[str]]]:
+        """The files of all shards, or of one of them, in one of :data:`SHARD_FOLDERS`, temporary ones too,
+        sorted by name; by one listing."""
+        folder = self.path / kind
+        start = "shard-" if shard is None else f"shard-{shard:05d}."
+        found = map(SHARD_FILE.fullmatch, sorted(names_within(folder, start)))
+        return [(folder / match[0], match) for match in found if match]
+
+    def logs(self, shard: int) -> dict[int, Path]:
+        """The part logs of a shard by ascending generation of its lease, by one listing."""
+        files = self.files("parts", shard)
+        return dict(sorted((int(match[2] or 0), path) for path, match in files if path.suffix == ".jsonl"))
+
+    def recorded_shards(self) -> set[int]:
+        """The shards that have a completion record, by one listing: their data is not looked at."""
+        names = names_within(self.path / "shards")
+        return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
 
     def plan(self) -> ShardPlan:
         """The run's shards. Raises :class:`UserError` as :attr:`manifest` does."""
@@ -60,7 +143,7 @@ class RunFolder(RunLayout):
     def parts(self, shard: int, generation: int = 0, rows: Collection[int] | None = None) -> PartLog:
         """The log of the finished rows of a shard, open for appending, with the rows of earlier generations;
         close it before :meth:`finish_shard`."""
-        earlier = [log.path for log in self.logs(shard) if log.generation < generation]
+        earlier = [log for number, log in self.logs(shard).items() if number < generation]
         path = self.parts_path(shard, generation)
         if isinstance(path, StorePath):
             is_complete = self.record_path(shard).exists
@@ -76,7 +159,7 @@ class RunFolder(RunLayout):
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
-        return read_rows(log.path for log in self.logs(shard))
+        return read_rows(self.logs(shard).values())
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """The shards, of so many, without a completion record, ascending."""
@@ -89,7 +172,7 @@ class RunFolder(RunLayout):
 
     def log_generations(self, shard: int) -> list[int]:
         """The generations of the shard's part logs, ascending."""
-        return [log.generation for log in self.logs(shard)]
+        return list(self.logs(shard))
 
     def finish_shard(
         self,

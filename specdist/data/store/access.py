@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from specdist.data.file_names import PROBE
 from specdist.data.store.files import unique_tag
-from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, describe_error
+from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, describe_error
 from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
 
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or give the machine a service account",
-    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "azure": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "set HF_TOKEN, or run hf auth login",
 }
-# A request that fails is repeated after up to MAX_WAIT_S; a heartbeat may have to be repeated twice.
-SHORT_TIMEOUT_S = 3 * MAX_WAIT_S
-ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
-
-logger = logging.getLogger(__name__)
 
 
-def check_output(path: Path, *, lease_timeout_s: float = math.inf) -> None:
-    """Warns of a ``lease_timeout_s`` that is short for a store that does not answer now and then.
-
-    Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission or a
-    bucket, or if objects cannot be created exclusively.
-    """
+def check_output(path: Path) -> None:
+    """Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission
+    or a bucket, or if objects cannot be created exclusively."""
     if not isinstance(path, StorePath):
         return
     protocol = path.store.protocol
@@ -50,13 +40,6 @@ def check_output(path: Path, *, lease_timeout_s: float = math.inf) -> None:
         )
     with explain(f"--output {path}", path):
         is_exclusive = path.store.check((path / PROBE).key, unique_tag())
-    if lease_timeout_s < SHORT_TIMEOUT_S:
-        logger.warning(
-            "--lease_timeout %g: while the store of --output %s does not answer, replicas that only wait for "
-            "it may count as gone, and others repeat their rows; the output stays the same; %g seconds or "
-            "more avoid that",
-            lease_timeout_s, path, SHORT_TIMEOUT_S,
-        )  # fmt: skip
     if not is_exclusive:
         raise UserError(
             f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "
@@ -89,7 +72,7 @@ def explain(label: str, path: StorePath) -> Iterator[None]:
 
 def _reason(error: OSError, path: StorePath) -> str:
     protocol = path.store.protocol
-    kind = ALIASES.get(protocol, protocol)
+    kind = CONDITIONAL.get(protocol, protocol)
     bucket = path.key.split("/")[0]
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):

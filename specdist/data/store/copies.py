@@ -21,7 +21,7 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 # Suffixes of input files: data, and the files of ``save_to_disk`` that tell which data belongs to a data set.
-SUFFIXES = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
+SUFFIXES = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz")
 # Names and versions of the files of a run that are there; and those that are not needed to read it.
 INDEX = "mirror.json"
 LEFT_OUT = (f"{LEASES_FOLDER}/", "logs/")

@@ -19,13 +19,11 @@ from typing import Any
 
 from specdist.utils.errors import UserError
 
-# The extra of specdist that installs a protocol's package, None if it comes with specdist.
-EXTRAS = {
+# Where fsspec's ``mode="create"`` is one request that the store refuses if the object exists: protocols, and
+# the extra of specdist that installs each one's package.
+CONDITIONAL = {
     "s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "abfss": "azure", "az": "azure",
-    "hf": None, "file": None, "local": None,
 }  # fmt: skip
-# Where fsspec's ``mode="create"`` is one request that the store refuses if the object exists.
-CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 S3 = frozenset({"s3", "s3a"})
 # Requests are repeated here, and not by three libraries one in the other.
 S3_SETTINGS = {
@@ -57,18 +55,10 @@ class ObjectInfo:
 class ObjectStore:
     """The objects of one fsspec file system. Paths have no protocol: ``bucket/key``."""
 
-    def __init__(
-        self,
-        protocol: str,
-        filesystem: Any,
-        *,
-        retry_s: float = RETRY_S,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``retry_s``: how long a request that fails is repeated."""
-        self.protocol, self._filesystem, self.retry_s = protocol, filesystem, retry_s
-        self._clock, self._sleep = clock, sleep
+    def __init__(self, protocol: str, filesystem: Any) -> None:
+        self.protocol, self._filesystem = protocol, filesystem
+        # How long a request that fails is repeated.
+        self.retry_s = RETRY_S
         # Otherwise s3fs asks for the size of every object first.
         self._read_options = {"max_concurrency": 1} if protocol in S3 else {}
 
@@ -168,7 +158,7 @@ class ObjectStore:
             self.remove(probe)
 
     def _try(self, request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        deadline = self._clock() + self.retry_s
+        deadline = time.monotonic() + self.retry_s
         wait_s = FIRST_WAIT_S
         while True:
             try:
@@ -178,10 +168,10 @@ class ObjectStore:
             except Exception as error:
                 if _is_precondition(error):
                     raise FileExistsError(str(error)) from error
-                if _is_permanent(error) or self._clock() + wait_s > deadline:
+                if _is_permanent(error) or time.monotonic() + wait_s > deadline:
                     raise StoreError(_errno(error), describe_error(error)) from error
                 logger.debug("a request to the store is repeated: %s", error)
-            self._sleep(wait_s * random.uniform(0.5, 1.5))
+            time.sleep(wait_s * random.uniform(0.5, 1.5))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
 
 
@@ -202,7 +192,7 @@ def connect(option: str, url: str, **settings: Any) -> tuple[ObjectStore, str]:
                 f"{option}{url}: {protocol}:// is not a storage that fsspec knows: give a path, or a URL of "
                 f"{known}, ..."
             ) from error
-        extra = EXTRAS.get(protocol)
+        extra = CONDITIONAL.get(protocol)
         remedy = f"pip install -e '.[{extra}]' in specdist's folder" if extra else str(error)
         raise UserError(f"{option}{url} needs a package that is not installed ({error}): {remedy}") from error
     if protocol in S3:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +26,15 @@ from specdist.job.costs.pass_times import (
     PassTimer,
     PassTimes,
     context_slopes,
-    draft_work,
-    target_work,
+    draw_from_logits,
+    verify_logits,
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.run.workload import Workload
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
+from specdist.sampling.branch_estimates import DraftDraws
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ def measure_target(
 ) -> ModelTimes | None:
     """Measure the target on all its ranks at the same time; None on all but rank 0, which decides what is
     timed."""
-    work = target_work(assembly.settings, assembly.vocab_size)
+    work = partial(verify_logits, settings=assembly.settings, vocab_size=assembly.vocab_size)
     timer = PassTimer(target, work, group, workload.text_ids)
     if group is not None and dist.get_rank(group):
         timer.follow()
@@ -248,7 +250,13 @@ def measure_draft(
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
-    work = draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features)
+    draws = DraftDraws(
+        settings=assembly.settings,
+        vocab_size=assembly.vocab_size,
+        keeps_scores=False,
+        keeps_features=uses_features,
+    )
+    work = partial(draw_from_logits, draws=draws)
     timer = PassTimer(draft, work, text_ids=workload.text_ids)
     # Branches are rows, too.
     widest = num_rows + num_rows * num_branch_slots // num_slots

@@ -16,7 +16,7 @@ from specdist.engine.target.sharded_target import RANK_ZERO, Collectives
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
-from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.ranges import arange_segments
@@ -30,11 +30,6 @@ Fits = Callable[[float], bool]
 NO_SHAPE = (0, 0, 0)
 # A second context, at which a few passes are measured: at least this long, and longer than the first.
 LONG_CONTEXT = 1024
-
-
-def always(ns: float) -> bool:
-    """A budget without an end."""
-    return True
 
 
 class Budget:
@@ -280,18 +275,6 @@ def context_slopes(
     return max(0.0, of_one) - per_token, per_token
 
 
-def target_work(settings: SamplingSettings, vocab_size: int) -> Callable[[Tensor], Tensor]:
-    """See :func:`verify_logits`."""
-    return partial(verify_logits, settings=settings, vocab_size=vocab_size)
-
-
-def draft_work(
-    settings: SamplingSettings, vocab_size: int, *, uses_features: bool
-) -> Callable[[Tensor], Tensor]:
-    """See :func:`draw_from_logits`."""
-    return partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
-
-
 def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
     """The target's work on its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
@@ -300,15 +283,11 @@ def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: 
     return distributions.probabilities_of(zeros_N.to(distributions.device)).cpu()
 
 
-def draw_from_logits(
-    logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int, uses_features: bool
-) -> Tensor:
+def draw_from_logits(logits_NV: Tensor, *, draws: DraftDraws) -> Tensor:
     """The draft's work on its logits, as far as it takes time."""
-    logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
-    distributions, _, undecided = draft_distributions(logits_NV, settings, zeros_N, zeros_N)
-    uniforms_N = zeros_N.double().to(distributions.device) if settings.is_random else None
-    drawn_N = distributions.draw(uniforms_N).clamp(min=0)
-    if uses_features:
-        draft_features(logits_NV, undecided, drawn_N, settings).cpu()
-    return drawn_N.cpu()
+    uniforms_N = zeros_N.double().to(logits_NV.device) if draws.settings.is_random else None
+    drawn = draws.draw(logits_NV, zeros_N, zeros_N, uniforms_N)
+    if drawn.features_3N is not None:
+        drawn.features_3N.cpu()
+    return drawn.token_ids_N.cpu()

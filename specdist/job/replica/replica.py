@@ -315,12 +315,6 @@ class Replica:
         return self._rounds.scheduling.num_slots
 
     @property
-    def runners(self) -> tuple[ModelRunner, ModelRunner]:
-        """Target and draft of the colocated placement, for use without an engine."""
-        assert self._loaded.target is not None
-        return self._loaded.target, self.draft_runner
-
-    @property
     def draft_runner(self) -> ModelRunner:
         """The draft, on the rank that holds it."""
         assert self._loaded.draft is not None

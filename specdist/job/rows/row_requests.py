@@ -77,7 +77,7 @@ def chat_warnings(config: GenerateConfig, prompts: Prompts, encoder: PromptEncod
             f"columns of --prompts {prompts.files[0]} that look like parts of chats are no part of the "
             f"prompts, which are those of {prompts.column}: {', '.join(unread)}"
         )
-    if left_out and (is_meant or not prompts.is_batch):
+    if left_out and (is_meant or prompts.batch is None):
         told = (
             f"the chat template of --target {config.target} leaves out {', '.join(left_out)}, which row "
             f"{min(left_out.values())} of --prompts {prompts.files[0]} has"

@@ -8,44 +8,65 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.processing import STRUCT
+from specdist.data.formats.batches import BODY, CONSTRAINT
 from specdist.data.formats.prompts import Prompts, open_prompts
-from specdist.job.rows.batch_input import batch_options
 from specdist.utils.errors import UserError
 
 
 class _Opened(NamedTuple):
     asked: GenerateConfig
     batch_options: dict[str, Any]
-    places: dict[str, Any]
     prompts: Prompts
 
 
-# What the check has opened, for the run that follows.
-_checked: list[_Opened] = []
+# What has been opened for the run that follows.
+_opened: list[_Opened] = []
 
 
 def check_early(config: GenerateConfig) -> None:
     """Raises :class:`UserError` for prompts that cannot be opened, and where one process is too few. Of
     several ranks rank 0 opens them, when all have met."""
-    _checked.clear()
+    _opened.clear()
     if "RANK" not in os.environ:
         config.check_world(1)
-        options = batch_options(config)
-        places = _places(replace(config, **options))
-        _checked.append(_Opened(config, options, places, open_prompts(**places)))
+        run_batch_options(config)
 
 
 def run_batch_options(config: GenerateConfig) -> dict[str, Any]:
-    """As of :func:`specdist.job.rows.batch_input.batch_options`."""
-    is_known = bool(_checked) and _checked[0].asked == config
-    return _checked[0].batch_options if is_known else batch_options(config)
+    """The options that differ from ``config``'s in a run over requests in OpenAI's batch format; none for
+    other prompts. Raises :class:`UserError` for prompts that cannot be opened, and for requests that this run
+    cannot answer."""
+    if not _opened or _opened[0].asked != config:
+        prompts = open_prompts(**_places(config))
+        _opened[:] = [_Opened(config, _batch_options(config, prompts), prompts)]
+    return _opened[0].batch_options
+
+
+def _batch_options(config: GenerateConfig, prompts: Prompts) -> dict[str, Any]:
+    batch = prompts.batch
+    if batch is None:
+        return {}
+    found: dict[str, Any] = {"prompt_column": BODY}
+    if batch.options:
+        found["row_options"] = [*(config.row_options or []), STRUCT]
+    if batch.has_constraints:
+        if config.constraint_column not in (None, CONSTRAINT):
+            raise UserError(
+                f"--constraint_column {config.constraint_column} is not a column of requests, whose "
+                "constraints are in response_format: leave it out"
+            )
+        found["constraint_column"] = CONSTRAINT
+    if batch.num_logprobs is not None:
+        found["logprobs"] = max(batch.num_logprobs, config.logprobs or 0)
+    return found
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
     """Raises :class:`UserError` for a file that cannot be used."""
     places = _places(config)
-    is_known = bool(_checked) and _checked[0].places == places
-    prompts = _checked.pop().prompts if is_known else open_prompts(**places)
+    is_open = bool(_opened) and _places(replace(_opened[0].asked, **_opened[0].batch_options)) == places
+    prompts = _opened.pop().prompts if is_open else open_prompts(**places)
     if config.chat_fingerprint and not prompts.is_chat:
         raise UserError(
             f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "

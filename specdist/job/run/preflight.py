@@ -56,7 +56,7 @@ class RunPlan:
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
-    check_output(output, lease_timeout_s=config.lease_timeout)
+    check_output(output)
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)

@@ -13,10 +13,11 @@ from specdist.data.formats.prompts import Prompts, RowError
 from specdist.job.texts.tokens import ids_within, load_tokenizer
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.sampling.constraints.compiling import CompilingProcess
-from specdist.sampling.constraints.constraint import Constraint, ConstraintError, check_installed
+from specdist.sampling.constraints.constraint import Constraint, ConstraintError
 from specdist.sampling.constraints.masker import THINKING, RowMasker, RowRule, ThinkingMarkers
 from specdist.sampling.constraints.matcher import grammars_of
 from specdist.utils.errors import UserError
+from specdist.utils.packages import check_installed
 
 # Options whose value is a file that holds the constraint.
 FILES = ("json_schema", "grammar")
@@ -41,7 +42,7 @@ class RunConstraints:
             self._markers = thinking_markers(target, config.end_of_thinking, option)
         if not config.has_grammars:
             return
-        check_installed(self._option)
+        check_installed("llguidance", self._option, "leave it out")
         if not load_tokenizer(target).is_fast:
             raise UserError(
                 f"{self._option} needs a fast tokenizer (tokenizer.json), and that of --target {target.name} "

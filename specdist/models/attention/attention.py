@@ -86,7 +86,6 @@ class LayerAttention(Protocol):
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """Output [T, H, D]."""
-        ...
 
 
 class Absorption(Protocol):
@@ -95,7 +94,9 @@ class Absorption(Protocol):
 
     def attend(self, attention: LayerAttention, layer: int, call: AttentionCall) -> Tensor:
         """The layer's own output, of its own queries and latents."""
-        ...
+
+    def keys_and_values(self, latents_LR: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """[L, heads, D + E] and [L, heads, V] of latents and rotated parts, [L, R + E]."""
 
 
 class _Pass(NamedTuple):

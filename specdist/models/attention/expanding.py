@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,14 +48,6 @@ def expanding_segments(expansion: Expansion, segments: Segments) -> np.ndarray:
     """Numbers of the segments that expand."""
     pairs = zip(segments.lengths_S.tolist(), segments.num_keys_S.tolist(), strict=True)
     return np.flatnonzero([expansion.pays(*pair) for pair in pairs])
-
-
-class Expanding(Absorption, Protocol):
-    """A layer's latents: :class:`specdist.models.attention.latent.Latents`."""
-
-    def keys_and_values(self, latents_LR: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
-        """[L, heads, D + E] and [L, heads, V] of latents and rotated parts, [L, R + E]."""
-        ...
 
 
 class _Segment(NamedTuple):
@@ -103,12 +95,12 @@ class ExpandedAttention:
         return self._of_all().attend(layer, call)
 
     def mix(self, mixer: Any, rows_TR: Tensor) -> Tensor:
-        """The output of a recurrent layer: :class:`specdist.models.recurrent.mixers.Mixing`."""
+        """The output of a recurrent layer."""
         mixing: Any = self._of_all()
         mixed_TO: Tensor = mixing.mix(mixer, rows_TR)
         return mixed_TO
 
-    def attend_latents(self, layer: int, call: AttentionCall, expanding: Expanding) -> Tensor:
+    def attend_latents(self, layer: int, call: AttentionCall, expanding: Absorption) -> Tensor:
         """Output [T, H, V]; the call's queries are the layer's own, and its keys latents."""
         # All is written before any is read: segments may share pages.
         self._cache.write(layer, self._cache_index_T, call.keys, call.values)
@@ -125,7 +117,7 @@ class ExpandedAttention:
         return output_THV
 
     def _attend_segment(
-        self, segment: _Segment, layer: int, call: AttentionCall, expanding: Expanding, output_THV: Tensor
+        self, segment: _Segment, layer: int, call: AttentionCall, expanding: Absorption, output_THV: Tensor
     ) -> None:
         latents_LR = self._cache.read(layer, segment.pages_P)
         latents_LR = latents_LR.view(len(latents_LR) * self._cache.page_size, -1)

@@ -32,7 +32,6 @@ class PagedKernel(Protocol):
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
         """Output [T, H, D]; the call's keys and values are pages."""
-        ...
 
 
 class KernelAttention:

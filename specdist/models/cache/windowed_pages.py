@@ -85,11 +85,6 @@ class WindowedPages:
         self._unseen: OrderedDict[int, None] = OrderedDict()
         self._firsts, self._ends = [0] * num_slots, [0] * num_slots
 
-    @property
-    def num_held(self) -> int:
-        """Windowed pages that a sequence sees."""
-        return len(self._num_seeing)
-
     def __contains__(self, page: int) -> bool:
         """Whether it has a windowed page."""
         return page in self._beside

@@ -8,6 +8,7 @@ M examples, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,11 +36,11 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleBlock:
-    """Examples from one input row.
+    """The draft tokens of a text that become examples.
 
     Attributes:
         positions_M: of the drafted tokens in their sequence, prompt included, from 0.
-        ratios_M: Q / P, infinite where the target never draws the token.
+        probabilities_M: Q, in the distributions that the tokens were drawn from.
         features_3M: entropy in nats, probability of the token and of the likeliest one, of the distribution
             that the draft drew it from (of the softmax at temperature 1 under greedy).
         hidden_MH: the draft's last hidden states, with the drafted tokens as input or that they were drawn
@@ -50,7 +51,7 @@ class ExampleBlock:
     prefix_kind: PrefixKind
     positions_M: np.ndarray
     token_ids_M: np.ndarray
-    ratios_M: np.ndarray
+    probabilities_M: np.ndarray
     features_3M: np.ndarray
     hidden_MH: np.ndarray
 
@@ -64,13 +65,21 @@ def bytes_per_example(hidden_size: int, hidden_dtype: str) -> int:
     return (sum(widths) + hidden_size * HIDDEN_TYPES[hidden_dtype].bit_width) // 8
 
 
-def example_table(blocks: list[ExampleBlock], *, hidden_size: int, hidden_dtype: str) -> pa.Table:
-    """The Arrow table of a shard, in the order of the blocks."""
+def example_table(
+    blocks: Sequence[ExampleBlock],
+    target_probabilities: Sequence[np.ndarray],
+    *,
+    hidden_size: int,
+    hidden_dtype: str,
+) -> pa.Table:
+    """The Arrow table of a shard, in the order of the blocks, each with P of its tokens."""
     kinds = np.repeat(
         np.array([PREFIX_KINDS.index(block.prefix_kind) for block in blocks], np.int8),
         [len(block) for block in blocks],
     )
-    ratios_M = _joined([block.ratios_M for block in blocks], np.float64)
+    drafted_M = _joined([block.probabilities_M for block in blocks], np.float64)
+    with np.errstate(divide="ignore"):  # infinite where the target never draws the token
+        ratios_M = drafted_M / _joined(target_probabilities, np.float64)
     features_3M = _joined([block.features_3M.T for block in blocks], np.float64, 3).T
     hidden_MH = _joined([block.hidden_MH for block in blocks], np.dtype(hidden_dtype), hidden_size)
     values = {
@@ -92,5 +101,5 @@ def example_table(blocks: list[ExampleBlock], *, hidden_size: int, hidden_dtype:
     return pa.table(columns, names=[*COLUMNS, HIDDEN])
 
 
-def _joined(arrays: list[np.ndarray], dtype: np.dtype | type, *width: int) -> np.ndarray:
+def _joined(arrays: Sequence[np.ndarray], dtype: np.dtype | type, *width: int) -> np.ndarray:
     return np.concatenate([np.zeros((0, *width), dtype), *arrays])

@@ -121,14 +121,7 @@ def save_weights(head: TokenHead, folder: Path) -> str:
     return sha256_of(folder / WEIGHTS_NAME).hex()
 
 
-def load_head(
-    path: str | Path,
-    *,
-    kind: HeadKind,
-    draft: DraftIdentity,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> TokenHead:
+def load_head(path: str | Path, *, kind: HeadKind, draft: DraftIdentity) -> TokenHead:
     """The head in a folder, ready for inference; needs no weights of the draft.
 
     Raises :class:`UserError` for a head of another kind or another draft, or if its files do not belong
@@ -153,7 +146,7 @@ def load_head(
             f"--head {path}: {WEIGHTS_NAME} cannot be used ({error}): copy the folder again as a whole, or "
             "train the head again"
         ) from error
-    return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return head.eval().requires_grad_(False)
 
 
 @dataclass(frozen=True)

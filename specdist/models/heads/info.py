@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,6 @@ WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
 # Version 1 had no ``hidden_state``: it was the own one.
 FORMAT_VERSION = 2
 HiddenState = Literal["own", "drawing"]
-# The policies that each kind of head is for.
-POLICY_OF_KIND: Mapping[HeadKind, str] = {"acceptance": "specdecpp", "verifier": "sprinter"}
 
 
 @dataclass(frozen=True, kw_only=True)

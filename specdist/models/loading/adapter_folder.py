@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdist.models.families.computed import build_without_weights
@@ -19,7 +18,7 @@ from specdist.models.files.checkpoint import ADAPTER_CONFIG_NAME, Checkpoint, fr
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter, LowRank
 from specdist.models.files.weight_files import PLAIN_KINDS, open_weights
-from specdist.models.loading.weight_names import WeightNames, ties_embeddings
+from specdist.models.loading.weight_names import WeightNames, parameters_of_vocabulary, ties_embeddings
 from specdist.models.quantized.quantized import UNQUANTISED, declared_scheme
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -160,7 +159,7 @@ def _fitted(
     names = {each.name: each.of if each.role is None else f"{each.of}.weight" for each in stored}
     weight_names = WeightNames(model)
     takers = weight_names.takers(set(names.values()))
-    vocabulary = _parameters_of_vocabulary(model)
+    vocabulary = parameters_of_vocabulary(model)
     tied = vocabulary if ties_embeddings(model) else set()
     modules: dict[str, dict[str, _Stored]] = {}
     replaced: dict[str, str] = {}
@@ -224,13 +223,6 @@ def _fitted(
             is_transposed=is_transposed,
         )
     return updates, replaced
-
-
-def _parameters_of_vocabulary(model: PreTrainedModel) -> set[str]:
-    """The names of the embedding's and the head's weights and biases."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    return {f"{name}.{kind}" for name, module in model.named_modules() if module in ends
-            for kind in ("weight", "bias")}  # fmt: skip
 
 
 def _check_shape(what: str, checkpoint: Checkpoint, stored: _Stored, expected: tuple[int, ...]) -> None:

@@ -27,6 +27,13 @@ def ties_embeddings(model: PreTrainedModel) -> bool:
     )
 
 
+def parameters_of_vocabulary(model: PreTrainedModel) -> set[str]:
+    """The names of the embedding's and the head's weights and biases."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {f"{name}.{kind}" for name, module in model.named_modules() if module in ends
+            for kind in ("weight", "bias")}  # fmt: skip
+
+
 def _beyond(model: PreTrainedModel) -> list[str]:
     """Patterns of names of layers after the model's: those of multi-token prediction."""
     text = model.config.get_text_config()

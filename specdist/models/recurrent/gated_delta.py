@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
-from specdist.models.recurrent.mixers import OfModule, has_parts
+from specdist.models.recurrent.mixers import Mixer, has_parts
 from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
 from specdist.models.recurrent.short_convolution import causal_convolution
 
@@ -142,7 +142,7 @@ class _Chunk:
         )
 
 
-class GatedDelta(OfModule):
+class GatedDelta(Mixer):
     """Subclasses say where the parts of a row are."""
 
     norm, projection = "norm", "out_proj"

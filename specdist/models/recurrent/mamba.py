@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
-from specdist.models.recurrent.mixers import OfModule, has_parts
+from specdist.models.recurrent.mixers import Mixer, has_parts
 from specdist.models.recurrent.runs import Padded, Runs, StateShape, recur
 from specdist.models.recurrent.short_convolution import causal_convolution
 
@@ -115,7 +115,7 @@ def outputs_of(tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: 
     return recur(output, held, runs, kernel, plain)
 
 
-class Mamba2(OfModule):
+class Mamba2(Mixer):
     """The mixer of Mamba 2, Nemotron-H, Granite 4, Falcon-H1, Bamba and Zamba 2. A row has what goes into the
     convolution, x, B and C, and the time steps."""
 
@@ -208,7 +208,7 @@ def run_mamba1(
     return torch.stack(outputs, dim=1), kept_S1PN
 
 
-class Mamba1(OfModule):
+class Mamba1(Mixer):
     """The mixer of Mamba, Falcon-Mamba and Jamba. A row has what goes into the convolution; B, C and the time
     steps are projected from what comes out."""
 

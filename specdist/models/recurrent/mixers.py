@@ -11,8 +11,9 @@ output.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,39 +23,43 @@ from specdist.models.recurrent.cuts import PlannedCut
 from specdist.models.recurrent.runs import Runs, StateShape, padded_of
 
 
-class Mixer(Protocol):
+class Mixer(ABC):
     """One module. Its sizes are those of this rank's part."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
 
     @property
     def layer(self) -> int:
         """The number of the layer in the model."""
-        ...
+        return int(self.module.layer_idx)
 
     @property
+    @abstractmethod
     def shape(self) -> StateShape: ...
 
     @property
+    @abstractmethod
     def cuts(self) -> Mapping[str, PlannedCut]:
         """How the parts of a whole module are cut over ranks."""
-        ...
 
     @property
+    @abstractmethod
     def num_pieces(self) -> int:
         """The most ranks that a whole module can be cut over, which any number must divide."""
-        ...
 
+    @abstractmethod
     def project(self, hidden_TE: Tensor) -> tuple[Tensor, Any]:
         """Rows [T, R], all that later tokens need of each; and what :meth:`output` needs besides."""
-        ...
 
+    @abstractmethod
     def scan(self, rows_LR: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
         """Outputs [N, O] of the runs, and anything between them; each slot then has the state that they say.
         L are as many more, at first, as a token needs before it. ``held``: states of all slots."""
-        ...
 
+    @abstractmethod
     def output(self, mixed_TO: Tensor, rest: Any) -> Tensor:
         """[T, E]."""
-        ...
 
 
 def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
@@ -64,17 +69,6 @@ def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
     runs = Runs(torch.from_numpy(numbers_51).to(device), padded_of(numbers_51, device))
     rows = torch.cat((rows_1R.new_zeros(shape.num_before, rows_1R.shape[1]), rows_1R))
     return mixer.scan(rows, torch.zeros(1, *shape.state, device=device), [runs])
-
-
-class OfModule:
-    """A :class:`specdist.models.recurrent.mixers.Mixer` that runs what a module has."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    @property
-    def layer(self) -> int:
-        return int(self.module.layer_idx)
 
 
 def has_parts(module: nn.Module, names: tuple[str, ...]) -> bool:

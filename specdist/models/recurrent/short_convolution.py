@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.mixers import OfModule, has_parts
+from specdist.models.recurrent.mixers import Mixer, has_parts
 from specdist.models.recurrent.runs import Runs, StateShape
 
 
@@ -29,7 +29,7 @@ def causal_convolution(
     return found_CL.T.to(rows_LC.dtype)
 
 
-class ShortConvolution(OfModule):
+class ShortConvolution(Mixer):
     """LFM2's mixer."""
 
     @property

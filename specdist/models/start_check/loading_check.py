@@ -32,13 +32,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention import probe
 from specdist.models.attention.attention import AttentionCall, LayerAttention
 from specdist.models.batch.flat import FlatBatch, model_positions
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.families.adapters import is_paged_by_registry
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.passes import fusing
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import find_layers
 from specdist.models.passes.runner import ModelRunner
@@ -55,8 +53,6 @@ from specdist.models.start_check.reference import (
 from specdist.utils.errors import UserError
 
 PAGE_SIZE = 16
-# What these say that a runner uses, the one of the run says again.
-SAID_AGAIN = tuple(logging.getLogger(module.__name__) for module in (fusing, probe))
 
 # Rounded partial sums of several ranks have a few times the error of one rank.
 TOLERANCE_FACTOR = 8.0
@@ -136,15 +132,13 @@ class _Recording:
 
 @contextlib.contextmanager
 def _unsaid() -> Iterator[None]:
-    """A context in which these say no more than warnings."""
-    levels = [logger.level for logger in SAID_AGAIN]
+    """A context in which no more than warnings is said: the runner of the run says what it uses again."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
     try:
-        for logger in SAID_AGAIN:
-            logger.setLevel(logging.WARNING)
         yield
     finally:
-        for logger, level in zip(SAID_AGAIN, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from specdist.models.families.computed import build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, without_towers
 from specdist.models.files.weight_files import StoredTensors, open_weights, stored_shapes
 from specdist.models.loading.quantized_tensors import QuantizedTensors
-from specdist.models.loading.weight_names import WeightNames
+from specdist.models.loading.weight_names import WeightNames, parameters_of_vocabulary
 from specdist.models.passes.hidden import find_layers
 from specdist.models.quantized.input_rounding import rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
@@ -153,12 +153,7 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     in_layer = re.compile(rf"(^|\.)(?:{lists})\.(\d+)\.")
     shapes = stored_shapes(checkpoint.weight_files)
     quantized = QuantizedTensors(whole_model, names, quantization_of(checkpoint), shapes)
-    vocabulary = {
-        f"{name}.{kind}"
-        for name, module in model.named_modules()
-        for kind in ("weight", "bias")
-        if module is model.get_input_embeddings() or module is model.get_output_embeddings()
-    }
+    vocabulary = parameters_of_vocabulary(model)
     found: dict[str, Tensor] = {}
     found_parts: dict[str, dict[str, Tensor]] = {}
     of_layers: dict[str, Tensor | QuantizedWeight] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc
 
+from specdist.data.run.publishing import write_table
 from specdist.data.store.files import write_atomically, write_json
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table
@@ -42,12 +42,7 @@ def write_results(
 
 def write_arrow(path: Path, table: pa.Table) -> None:
     """Write an Arrow IPC file atomically."""
-
-    def write(file: BinaryIO) -> None:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda file: write_table(file, table))
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,11 +1,10 @@
 """Constraints of completions: a JSON schema, a regular expression, a Lark grammar or a list of choices.
 
-A constraint is checked by llguidance before any model is loaded. It is optional: see :func:`check_installed`.
+A constraint is checked by llguidance before any model is loaded. It is optional.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from specdist.sampling.constraints.schemas import ConstraintError, exact_float, kept_schema
-from specdist.utils.errors import UserError
 
 # The error of a place where llguidance allows nothing: after the last letter of a rule that nothing matches,
 # say.
@@ -28,15 +26,6 @@ JSON_FORM: dict[str, Any] = {
     "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',
 }
-
-
-def check_installed(option: str) -> None:
-    """Raises :class:`UserError` where llguidance is missing."""
-    if importlib.util.find_spec("llguidance") is None:
-        raise UserError(
-            f"{option} needs the package llguidance, which is not installed: pip install -e "
-            "'.[constraints]' in specdist's folder"
-        )
 
 
 @dataclass(frozen=True)

@@ -42,22 +42,18 @@ class TokenMasker(Protocol):
 
     def open(self, slots: list[int], constraints: list[str]) -> None:
         """New rows are in these slots, each with its constraint; the empty string: none."""
-        ...
 
     def masks(self, asked: QueryPositions) -> np.ndarray | None:
         """int32 [N, ceil(V / 32)]: bit i of word w allows token 32 w + i (as llguidance's and xgrammar's
         masks); all bits of a position without a constraint are set. None: no position has one. At least one
         token that can be drawn must be allowed at each."""
-        ...
 
     def forced(self, asked: QueryPositions, most_N: list[int]) -> list[list[int]]:
         """Of positions each on a line of its own: the tokens from there on that are the only ones allowed,
         as far as they are known without masks, and at most so many. After a stop token there are none."""
-        ...
 
     def failure(self, slot: int) -> str | None:
         """Why no token is allowed in the row of this slot, if it can say nothing more of it."""
-        ...
 
 
 def allowed_tokens(masks_NW: Tensor, ids: range) -> Tensor:

@@ -20,25 +20,14 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.replica.replica import Replica
 from specdist.models.batch.flat import FlatBatch
+from specdist.models.heads.examples import ExampleBlock
 from specdist.models.passes.runner import ModelRunner
-from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.branch_estimates import DraftDraws
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
 from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.training.collect.texts import Text
 from specdist.utils.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drafted:
-    """The draft tokens of a text that become examples, with their probabilities Q in the distributions that
-    they were drawn from."""
-
-    places_M: np.ndarray
-    token_ids_M: np.ndarray
-    probabilities_M: np.ndarray
-    features_3M: np.ndarray
-    hidden_MH: np.ndarray
 
 
 class DraftSide:
@@ -58,8 +47,9 @@ class DraftSide:
         draft tokens. With None the hidden states are those that the tokens were drawn from."""
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
-        self._settings = settings
-        self._vocab_size = vocab_size
+        self._draws = DraftDraws(
+            settings=settings, vocab_size=vocab_size, keeps_scores=False, keeps_features=True
+        )
         self._stop_token_ids = stop_token_ids
         self._token_mixing = token_mixing
         self._hidden_dtype = hidden_dtype
@@ -71,14 +61,14 @@ class DraftSide:
         engine = self._replica.draft_engine(iter(requests), stop_rules)
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
-    def score(self, texts: Sequence[Text]) -> list[Drafted]:
+    def score(self, texts: Sequence[Text]) -> list[ExampleBlock]:
         """Draw a token after every place, and run it."""
         groups = groups_of(
             texts, num_slots=self._replica.num_slots, num_pages=self._replica.num_pages, page_size=PAGE_SIZE
         )
-        return [drafted for group in groups for drafted in self._score_group(group)]
+        return [block for group in groups for block in self._score_group(group)]
 
-    def _score_group(self, group: Sequence[Text]) -> list[Drafted]:
+    def _score_group(self, group: Sequence[Text]) -> list[ExampleBlock]:
         self._runner.update_pages(pages_of(group, PAGE_SIZE))
         places = _Places.of(group)
         drawn_N, described_4N, drawing_NH = self._draw(contexts_of(group), places)
@@ -91,14 +81,16 @@ class DraftSide:
             hidden_MH = self._run_mixed(places, drawn_N, kept_M)
         ends_M = np.searchsorted(kept_M, np.cumsum(places.counts_R)).tolist()
         return [
-            Drafted(
-                places_M=places.positions_N.numpy()[kept_M[begin:end]],
+            ExampleBlock(
+                row_id=text.row_id,
+                prefix_kind=text.kind,
+                positions_M=places.positions_N.numpy()[kept_M[begin:end]],
                 token_ids_M=drawn_N[kept_M[begin:end]],
                 probabilities_M=described_4N[0, kept_M[begin:end]],
                 features_3M=described_4N[1:, kept_M[begin:end]],
                 hidden_MH=hidden_MH[begin:end],
             )
-            for begin, end in pairwise([0, *ends_M])
+            for text, (begin, end) in zip(group, pairwise([0, *ends_M]), strict=True)
         ]
 
     def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,7 +104,6 @@ class DraftSide:
                 states.append(self._stored(hidden_NH))
             else:
                 logits_NV = self._runner.forward(part.batch, part.index_N)
-            logits_NV = logits_NV[:, : self._vocab_size]
             end = begin + len(part.index_N)
             if end > begin:
                 ids_N, described_4N = self._draw_from(
@@ -126,15 +117,14 @@ class DraftSide:
     def _draw_from(
         self, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        distributions_N, _, undecided = draft_distributions(logits_NV, self._settings, keys_N, positions_N)
         uniforms_N = None
-        if self._settings.is_random:
+        if self._draws.settings.is_random:
             uniforms_N = uniforms(keys_N, positions_N, torch.zeros_like(keys_N), Purpose.DRAFT)
-            uniforms_N = uniforms_N.to(distributions_N.device)
-        drawn_N = distributions_N.draw(uniforms_N)
-        features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
-        described_4N = torch.cat([distributions_N.probabilities_of(drawn_N)[None], features_3N])
-        return drawn_N.cpu().numpy(), described_4N.cpu().numpy()
+            uniforms_N = uniforms_N.to(logits_NV.device)
+        drawn = self._draws.draw(logits_NV, keys_N, positions_N, uniforms_N)
+        assert drawn.features_3N is not None
+        described_4N = torch.cat([drawn.probabilities_N[None], drawn.features_3N])
+        return drawn.token_ids_N.cpu().numpy(), described_4N.cpu().numpy()
 
     def _run_mixed(self, places: _Places, drawn_N: np.ndarray, kept_M: np.ndarray) -> np.ndarray:
         """[M, H] in the sequences Z, which have the texts' own tokens elsewhere (SpecDec++, section 4.4)."""

@@ -26,7 +26,8 @@ from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.recording.assignments import follow_assignments
 from specdist.job.replica.replica import Replica
 from specdist.models.cache.pages import PageUpdates
-from specdist.training.collect.draft_side import Drafted, DraftSide
+from specdist.models.heads.examples import ExampleBlock
+from specdist.training.collect.draft_side import DraftSide
 from specdist.training.collect.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.training.collect.texts import Text
 from specdist.utils.errors import UserError
@@ -69,17 +70,11 @@ class Conductor:
 
     def complete_by_draft(self, requests: list[Request]) -> dict[int, list[int]]:
         """See :meth:`DraftSide.complete`."""
-        if self._draft is not None:
-            return self._draft.complete(requests)
-        completions: dict[int, list[int]] = self._ask(Task("complete", requests))
-        return completions
+        return self._draft.complete(requests) if self._draft else self._ask(Task("complete", requests))
 
-    def draw(self, texts: Sequence[Text]) -> list[Drafted]:
+    def draw(self, texts: Sequence[Text]) -> list[ExampleBlock]:
         """See :meth:`DraftSide.score`."""
-        if self._draft is not None:
-            return self._draft.score(texts)
-        drafted: list[Drafted] = self._ask(Task("score", texts))
-        return drafted
+        return self._draft.score(texts) if self._draft else self._ask(Task("score", texts))
 
     def end(self) -> None:
         self._announce(Task("end"))
@@ -132,10 +127,10 @@ class TargetSide:
         self._num_slots = num_slots
         self._num_pages = num_pages
 
-    def probabilities(self, texts: Sequence[Text], drafted: Sequence[Drafted]) -> list[np.ndarray]:
+    def probabilities(self, texts: Sequence[Text], drafted: Sequence[ExampleBlock]) -> list[np.ndarray]:
         """P of each text's draft tokens after the text's own tokens, float64."""
         asked = [
-            dataclasses.replace(text, places_N=found.places_M)
+            dataclasses.replace(text, places_N=found.positions_M)
             for text, found in zip(texts, drafted, strict=True)
         ]
         token_ids = np.concatenate([found.token_ids_M for found in drafted])

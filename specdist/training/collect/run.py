@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import tqdm
 
@@ -28,12 +27,12 @@ from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
-from specdist.models.heads.examples import ExampleBlock, example_table
+from specdist.models.heads.examples import example_table
 from specdist.training.collect.config import CollectConfig
-from specdist.training.collect.draft_side import Drafted, DraftSide
+from specdist.training.collect.draft_side import DraftSide
 from specdist.training.collect.plan import CollectPlan, draft_hidden_size, plan_collection
 from specdist.training.collect.ranks import Conductor, follow_conductor
-from specdist.training.collect.texts import Text, response_text, verifier_texts
+from specdist.training.collect.texts import Text, response_text
 from specdist.training.collect.writers import TextWriter
 from specdist.utils.documents import print_document
 
@@ -123,7 +122,6 @@ class Collection:
         self._models = models
         self._plan = plan
         self._conductor = conductor
-        self._stop_token_ids = models.target.stop_token_ids()
         encoder = prompt_encoder(config.run_config(), models, plan.responses.folder)
         self._writer = TextWriter(config, models, plan.responses.prompts, replica, conductor, encoder)
 
@@ -135,20 +133,11 @@ class Collection:
         target = self._conductor.begin_passes()
         target_probabilities = target.probabilities(texts, drafted) if texts else []
         target.close()
-        blocks = [
-            ExampleBlock(
-                row_id=text.row_id,
-                prefix_kind=text.kind,
-                positions_M=found.places_M,
-                token_ids_M=found.token_ids_M,
-                ratios_M=_ratios(found, probabilities_M),
-                features_3M=found.features_3M,
-                hidden_MH=found.hidden_MH,
-            )
-            for text, found, probabilities_M in zip(texts, drafted, target_probabilities, strict=True)
-        ]
         table = example_table(
-            blocks, hidden_size=draft_hidden_size(self._models), hidden_dtype=self._config.hidden_dtype
+            drafted,
+            target_probabilities,
+            hidden_size=draft_hidden_size(self._models),
+            hidden_dtype=self._config.hidden_dtype,
         )
         self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
 
@@ -160,16 +149,7 @@ class Collection:
                 response_text(row_id, self._writer.prompt_ids(row_id), response_ids, seed=config.seed)
                 for row_id, response_ids in responses.items()
             ]
-        return [
-            text
-            for row in self._writer.rows(responses)
-            for text in verifier_texts(
-                row,
-                seed=config.seed,
-                max_seq_len=self._models.max_seq_len,
-                stop_token_ids=self._stop_token_ids,
-            )
-        ]
+        return self._writer.texts(responses)
 
     def _stats(self, shard: int, table: pa.Table, begin_ns: int) -> dict[str, Any]:
         first, end = self._plan.shards.bounds(shard)
@@ -181,12 +161,6 @@ class Collection:
             "acceptance_sum": float(table["acceptance"].to_numpy().sum(dtype=float)),
             "wall_ns": time.perf_counter_ns() - begin_ns,
         }
-
-
-def _ratios(drafted: Drafted, target_probabilities_M: np.ndarray) -> np.ndarray:
-    """Q / P, infinite for tokens of target probability 0."""
-    with np.errstate(divide="ignore"):
-        return drafted.probabilities_M / target_probabilities_M
 
 
 def _read_responses(table: pa.Table) -> dict[int, list[int]]:

@@ -58,40 +58,35 @@ def response_text(row_id: int, prompt_ids: list[int], response_ids: list[int], *
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowTexts:
-    """The texts of an input row for the four kinds of prefixes.
-
-    Completions exclude the prompt; ``by_draft`` says which tokens of the mixed completion the draft wrote.
-    """
-
-    row_id: int
-    prompt_ids: list[int]
-    draft_ids: list[int]
-    target_ids: list[int]
-    mixed_ids: list[int]
-    by_draft: list[bool]
-
-
 def verifier_texts(
-    row: RowTexts, *, seed: int, max_seq_len: int, stop_token_ids: frozenset[int]
+    row_id: int,
+    prompt_ids: list[int],
+    *,
+    draft_ids: list[int],
+    target_ids: list[int],
+    mixed_ids: list[int],
+    by_draft: list[bool],
+    seed: int,
+    max_seq_len: int,
+    stop_token_ids: frozenset[int],
 ) -> list[Text]:
     """Four texts with the same number of places, drawn at random from all places of the kind.
 
+    Completions exclude the prompt; ``by_draft`` says which tokens of the mixed completion the draft wrote.
     There is no place after a stop token, nor at position ``max_seq_len`` or beyond.
     """
-    num_prompt = len(row.prompt_ids)
+    num_prompt = len(prompt_ids)
     sequences: Mapping[PrefixKind, list[int]] = {
-        "original": row.prompt_ids,
-        "draft": row.prompt_ids + row.draft_ids,
-        "target": row.prompt_ids + row.target_ids,
-        "mixed": row.prompt_ids + row.mixed_ids,
+        "original": prompt_ids,
+        "draft": prompt_ids + draft_ids,
+        "target": prompt_ids + target_ids,
+        "mixed": prompt_ids + mixed_ids,
     }
     firsts: Mapping[PrefixKind, int] = {
         "original": 1,
         "draft": num_prompt + 1,
         "target": num_prompt + 1,
-        "mixed": num_prompt + _first_of_both(row.by_draft),
+        "mixed": num_prompt + _first_of_both(by_draft),
     }
     all_places = {
         kind: np.arange(firsts[kind], min(_end(sequences[kind], stop_token_ids), max_seq_len - 1) + 1)
@@ -100,13 +95,13 @@ def verifier_texts(
     num_each = min(map(len, all_places.values()))
     texts = []
     for kind in PREFIX_KINDS:
-        key = drawing_key(seed, row.row_id, kind)
+        key = drawing_key(seed, row_id, kind)
         places_N = all_places[kind]
         zeros_N = torch.zeros(len(places_N), dtype=torch.int64)
         order = uniforms(zeros_N + key, torch.from_numpy(places_N), zeros_N, Purpose.NEXT_TOKEN).argsort()
         chosen_N = np.sort(places_N[order[:num_each].numpy()])
         texts.append(
-            Text(row_id=row.row_id, kind=kind, token_ids=sequences[kind], places_N=chosen_N, stream_key=key)
+            Text(row_id=row_id, kind=kind, token_ids=sequences[kind], places_N=chosen_N, stream_key=key)
         )
     return texts
 

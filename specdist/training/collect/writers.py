@@ -18,8 +18,9 @@ from specdist.training.collect.texts import (
     DRAFT_SAMPLE,
     MIXED_SAMPLE,
     NUM_STRETCHES,
-    RowTexts,
+    Text,
     stretch_lengths,
+    verifier_texts,
 )
 
 
@@ -56,7 +57,7 @@ class TextWriter:
         """The prompt's tokens, as in the run of the responses."""
         return self._encoder.prompt_ids(self._prompts.prompt(row_id))
 
-    def rows(self, responses: Mapping[int, list[int]]) -> list[RowTexts]:
+    def texts(self, responses: Mapping[int, list[int]]) -> list[Text]:
         """The texts of all four kinds for each row with a response."""
         prompts = {row_id: self.prompt_ids(row_id) for row_id in responses}
         drafted = self._conductor.complete_by_draft(
@@ -67,15 +68,19 @@ class TextWriter:
         )
         mixed = self._mixed(prompts)
         return [
-            RowTexts(
-                row_id=row_id,
-                prompt_ids=prompt_ids,
+            text
+            for row_id, prompt_ids in prompts.items()
+            for text in verifier_texts(
+                row_id,
+                prompt_ids,
                 draft_ids=drafted[row_id],
                 target_ids=responses[row_id],
                 mixed_ids=mixed[row_id].token_ids,
                 by_draft=mixed[row_id].by_draft,
+                seed=self._config.seed,
+                max_seq_len=self._max_seq_len,
+                stop_token_ids=self._stop_rules.token_ids,
             )
-            for row_id, prompt_ids in prompts.items()
         ]
 
     def _mixed(self, prompts: Mapping[int, list[int]]) -> dict[int, _Mixed]:

@@ -9,7 +9,13 @@ from specdist.config.arguments import option
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
-from specdist.policies.registry import HEAD_KINDS, OPTIONS, PolicyChoice
+from specdist.policies.registry import (
+    HEAD_KINDS,
+    OPTIONS,
+    PolicyChoice,
+    resolve_policy_options,
+    rule_of,
+)
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Rule, check_options, within
 
@@ -146,7 +152,14 @@ def policy_choice(entry: str) -> PolicyChoice:
     given = dict(_option(policy, item) for item in settings.split(",") if item)
     if "num_draft_tokens" in OPTIONS[policy]:
         given.setdefault("num_draft_tokens", DEFAULT_LENGTH)
-    return PolicyChoice.of(policy, **given)
+    return choice_of(policy, **given)
+
+
+def choice_of(policy: str, **given: float) -> PolicyChoice:
+    """The choice with defaults for the other options. Raises :class:`UserError` as the main job does."""
+    for name, value in given.items():
+        rule_of(name).check(name, value)
+    return PolicyChoice(policy, resolve_policy_options(policy, given))
 
 
 def _option(policy: str, item: str) -> tuple[str, float]:

@@ -11,13 +11,13 @@ from specdist.engine.request import Request
 from specdist.job.costs.measuring import ONE_PROCESS
 from specdist.lab.plan.simulate import Mode
 from specdist.policies.registry import PolicyChoice
-from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.config import EmulationConfig, choice_of
 from tests.lab.emulation.markov import markov_pair
 from tests.lab.emulation.run import Case, Emulation, run_emulation
 from tests.lab.emulation.virtual import ASYNCHRONOUS_NS, MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, VirtualRun
 
 LENGTH = 2
-GOODPUT = PolicyChoice.of("goodput")
+GOODPUT = choice_of("goodput")
 SMALL_PAIR = EmulationConfig(
     emulate="h100-sxm", target="8b", draft="0.5b", batch_sizes=[1], prompt_tokens=64, output_tokens=120,
     rounds=12, acceptance=1.0,
@@ -34,7 +34,7 @@ def tokens_per_s(config: EmulationConfig, mode: Mode, choice: PolicyChoice) -> f
 @pytest.mark.parametrize("mode", ["colocated", "synchronous", "asynchronous"])
 def test_a_round_takes_what_its_parts_take(mode: Mode) -> None:
     """Every token is accepted, so that every round is like every other."""
-    found = tokens_per_s(SMALL_PAIR, mode, PolicyChoice.of("fixed", num_draft_tokens=LENGTH))
+    found = tokens_per_s(SMALL_PAIR, mode, choice_of("fixed", num_draft_tokens=LENGTH))
     emulation = Emulation(SMALL_PAIR)
     target_s, step_s, first_s = (
         at.pass_s(size, 1)
@@ -72,7 +72,7 @@ def test_every_round_chosen_is_as_fast_as_the_best_that_stays_the_same() -> None
         emulate="h100-sxm", target="70b", draft="1b", tp_size=4, batch_sizes=[64], rounds=48,
         prompt_tokens=128, output_tokens=256,
     )  # fmt: skip
-    fixed = PolicyChoice.of("fixed", num_draft_tokens=8)
+    fixed = choice_of("fixed", num_draft_tokens=8)
     best = tokens_per_s(config, "branches", fixed)
     for choice in (fixed, GOODPUT):
         assert tokens_per_s(config, "auto", choice) >= 0.98 * best
@@ -94,7 +94,7 @@ def test_goodput_loses_nothing_with_experts_where_a_fixed_length_loses_half() ->
     )  # fmt: skip
     alone, fixed, goodput = (
         tokens_per_s(config, "colocated", choice)
-        for choice in (PolicyChoice(), PolicyChoice.of("fixed", num_draft_tokens=5), GOODPUT)
+        for choice in (PolicyChoice(), choice_of("fixed", num_draft_tokens=5), GOODPUT)
     )
     assert fixed < 0.6 * alone and goodput >= 0.98 * alone
 

@@ -50,13 +50,13 @@ def test_a_page_is_held_as_long_as_the_next_token_sees_one_of_its_keys() -> None
     run(pages, 0, 12, 14)
     assert held(pages, entries, 0) == [0, 1, 2, 3]
     run(pages, 0, 13, 17)
-    assert held(pages, entries, 0) == [1, 2, 3, 4] and windowed.num_held == 4
+    assert held(pages, entries, 0) == [1, 2, 3, 4] and len(windowed._num_seeing) == 4
     run(pages, 0, 17, 40)
     assert held(pages, entries, 0) == [2, 3, 4, 5, 6, 7, 8, 9]
     pages.slide(0, 40, 40)
     assert held(pages, entries, 0) == [7, 8, 9]
     pages.close(0)
-    assert windowed.num_held == 0
+    assert len(windowed._num_seeing) == 0
 
 
 def test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_there() -> None:
@@ -79,7 +79,7 @@ def test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_there() -> Non
     assert pages.open(3, CONTEXT[:21]) == 20
     pages.close(2)
     pages.close(3)
-    assert windowed.num_held == 0 and pages.num_available == pages.num_pages
+    assert len(windowed._num_seeing) == 0 and pages.num_available == pages.num_pages
     assert len(windowed._free) + len(windowed._unseen) == 7
 
 
@@ -97,7 +97,7 @@ def test_a_shared_window_is_held_until_no_sequence_sees_it() -> None:
     assert all(page in windowed for page in shared)
     # Its own new pages have nothing to do with those that it does not share.
     run(pages, 1, 24, 28)
-    assert windowed.num_held == 8 + 4
+    assert len(windowed._num_seeing) == 8 + 4
     with pytest.raises(AssertionError, match="fewer windowed pages"):
         pages.open(3, [8] * 8)
         run(pages, 3, 0, 4)

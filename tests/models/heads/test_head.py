@@ -105,7 +105,7 @@ def test_a_head_survives_its_file(depth: int, tmp_path: Path) -> None:
     hidden = torch.randn(7, HIDDEN_SIZE)
     assert torch.equal(loaded(hidden), head(hidden))
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
-    half = load_head(folder, kind="acceptance", draft=DRAFT, dtype=torch.bfloat16)
+    half = load_head(folder, kind="acceptance", draft=DRAFT).to(torch.bfloat16)
     assert half(hidden).dtype == torch.bfloat16
     info = read_head_info(folder)
     assert (info.depth, info.draft, info.metrics) == (depth, DRAFT, {"auc": 0.8})

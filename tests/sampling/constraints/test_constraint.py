@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdist.sampling.constraints import constraint as module
-from specdist.sampling.constraints.constraint import Constraint, ConstraintError, check_installed
-from specdist.utils.errors import UserError
+from specdist.sampling.constraints.constraint import Constraint, ConstraintError
 
 BAD_FORMAT = {"type": "string", "format": "no such format"}
 
@@ -63,12 +61,3 @@ def test_a_row_gives_one_constraint_as_json_or_as_a_struct() -> None:
     ]:
         with pytest.raises(ConstraintError, match=words.replace("[", r"\[")):
             Constraint.parse(value)
-
-
-def test_without_llguidance_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_installed("--regex")
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"--regex needs the package llguidance.*pip install -e '\.\[constraints\]'"
-    ):
-        check_installed("--regex")

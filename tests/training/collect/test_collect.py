@@ -13,7 +13,7 @@ import pytest
 
 from specdist.cli import collect as main
 from specdist.models.heads.examples import PREFIX_KINDS
-from specdist.training.collect import run
+from specdist.training.collect import writers
 from specdist.training.collect.texts import Text, verifier_texts
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair, windowed_target, write_arrow
@@ -115,7 +115,7 @@ def test_verifier_examples_are_those_of_plain_forwards(
         texts.extend(found)
         return found
 
-    monkeypatch.setattr(run, "verifier_texts", noted)
+    monkeypatch.setattr(writers, "verifier_texts", noted)
     output = tmp_path / "data"
     chosen = {"kind": "verifier", "limit": 3, "output": output}
     assert run_here(main, **options, **chosen).code == 0

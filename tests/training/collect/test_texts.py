@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from specdist.training.collect.texts import NUM_STRETCHES, RowTexts, Text, stretch_lengths, verifier_texts
+from specdist.training.collect.texts import NUM_STRETCHES, Text, stretch_lengths, verifier_texts
 
 STOP = 9
 PROMPT = [1, 2, 3, 4, 4, 4, 4]
@@ -21,7 +21,8 @@ def texts_of(row_id: int = 0, *, max_seq_len: int = 100, **changes: object) -> d
         "by_draft": [True, True, False, False, False, False, True, True, True],
     } | changes
     found = verifier_texts(
-        RowTexts(row_id=row_id, **row),  # type: ignore[arg-type]
+        row_id,
+        **row,  # type: ignore[arg-type]
         seed=1,
         max_seq_len=max_seq_len,
         stop_token_ids=frozenset([STOP]),

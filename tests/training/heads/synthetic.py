@@ -50,8 +50,9 @@ def write_collection(
     for shard in range(plan.num_shards - num_missing_shards):
         blocks = [block(row_id, kind, generator) for row_id in range(*plan.bounds(shard))]
         if follows_features:
-            blocks = [dataclasses.replace(each, ratios_M=1 / each.features_3M[1]) for each in blocks]
-        table = example_table(blocks, hidden_size=HIDDEN_SIZE, hidden_dtype="float16")
+            blocks = [dataclasses.replace(each, probabilities_M=1 / each.features_3M[1]) for each in blocks]
+        certain = [np.ones(len(each)) for each in blocks]
+        table = example_table(blocks, certain, hidden_size=HIDDEN_SIZE, hidden_dtype="float16")
         run.finish_shard(shard, table, {"num_examples": table.num_rows})
     return folder
 
@@ -64,7 +65,7 @@ def block(row_id: int, kind: HeadKind, generator: np.random.Generator) -> Exampl
         prefix_kind="target" if kind == "acceptance" else PREFIX_KINDS[row_id % len(PREFIX_KINDS)],
         positions_M=np.arange(3, 3 + num_examples),
         token_ids_M=np.arange(num_examples),
-        ratios_M=1 + np.exp(-hidden_MH.astype(float) @ DIRECTION),
+        probabilities_M=1 + np.exp(-hidden_MH.astype(float) @ DIRECTION),
         features_3M=generator.uniform(size=(3, num_examples)),
         hidden_MH=hidden_MH,
     )
