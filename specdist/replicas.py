@@ -172,7 +172,6 @@ class Generation:
         if not self._run.manifest_path.is_file():
             return
         run = self._run
-        run.set_layout(run.manifest)
         # Listed first: a shard that is finished meanwhile is read by its file.
         parts = {shard: run.part_rows(shard) for shard in run.begun_shards() if shard not in done}
         complete = run.complete_among(sorted(run.recorded_shards() - done))
