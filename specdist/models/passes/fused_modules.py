@@ -104,10 +104,8 @@ class FusedMlp(Fused):
 
 @dataclass
 class FusedRouter(Fused):
-    """Gives logits in the dtype of their product, weights and ids; ``options`` of :func:`routed`."""
-
     what = "router"
-    options: dict[str, Any]
+    options: dict[str, Any]  # of :func:`routed`
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs or not self.fits(hidden_states):
@@ -118,8 +116,8 @@ class FusedRouter(Fused):
 def routed(
     router: Any, hidden: Tensor, correction_E: Tensor | None = None, *, is_wide: bool, **form: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``is_wide``: a product in float32; ``form``: of the kernel, which chooses the lowest of ids with equal
-    scores, where torch promises none."""
+    """Logits, weights and ids. ``is_wide``: a product in float32; ``form``: of the kernel, which chooses the
+    lowest of ids with equal scores, where torch promises none."""
     from specdist.kernels.experts import route
 
     dtype, bias_E = torch.float32 if is_wide else router.weight.dtype, getattr(router, "bias", None)

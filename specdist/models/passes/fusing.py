@@ -127,8 +127,8 @@ class Forms:
             return None if form is None else fused_modules.FusedNorm(*shared, _epsilon(module), form)
         if hasattr(module, "top_k") and "weight" in module._parameters and not module._modules:
             numbers = (value for value in vars(module).values() if isinstance(value, (float, int, str)))
-            key = (type(module), module.weight.shape, *numbers)
-            found = self._once(key, module, lambda each: _router_options(each, self._dtype, self._generator))
+            kind = (type(module), module.weight.shape, *numbers)
+            found = self._once(kind, module, lambda each: _router_options(each, self._dtype, self._generator))
             return None if found is None else fused_modules.FusedRouter(*shared, found)
         if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
             is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
