@@ -1,11 +1,11 @@
-"""Products of tokens with the experts that they are sent to, whose numbers are read as they are stored: one
-launch for all experts of a layer.
+"""Which experts tokens are sent to, and products with them, whose numbers are read as they are stored: one
+launch each for all experts of a layer.
 
 Tokens are sorted by expert. A program takes some tokens of one expert and some of its outputs, and
 dequantises one tile of weights after the other. How many programs there are depends on the number of
 tokens alone, so that a launch can be recorded: which tokens are whose is read on the device.
 
-S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert.
+S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert, T tokens, C chosen, G groups.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from specdist.kernels.paged_attention import _dot
 # the registers); outputs, and inputs of a step.
 FEW_TOKENS, MANY_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 64, 64, 128
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3}
+# Below the rank of every score, and the id that is the last of equal ones.
+LEAST, LAST = tl.constexpr(-(2**63)), tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -114,17 +116,9 @@ def grouped_product_kernel(
 
 @torch.library.custom_op("specdist::grouped_packed_product", mutates_args=())
 def grouped_packed_product(
-    inputs_SK: Tensor,
-    ends_E: Tensor,
-    numbers: Tensor,
-    scales_EAB: Tensor,
-    zeros_EAB: Tensor | None,
-    *,
-    kind: str,
-    rows: int,
-    columns: int | None,
-    num_outputs: int,
-) -> Tensor:
+    inputs_SK: Tensor, ends_E: Tensor, numbers: Tensor, scales_EAB: Tensor, zeros_EAB: Tensor | None, *,
+    kind: str, rows: int, columns: int | None, num_outputs: int,
+) -> Tensor:  # fmt: skip
     """[S, N] in the inputs' dtype; zeros for tokens of no expert.
 
     Args:
@@ -144,23 +138,92 @@ def grouped_packed_product(
         num_blocks = num_tokens // block_tokens + min(num_experts, num_tokens)
         grid = (triton.cdiv(num_outputs, BLOCK_OUTPUTS), num_blocks)
         grouped_product_kernel[grid](
-            inputs_SK.contiguous(),
-            numbers.view(torch.uint8),
-            scales_EAB,
-            zeros_EAB,
-            ends_E,
-            output,
-            kind=kind,
-            rows=rows,
-            columns=columns or triton.next_power_of_2(max(num_inputs, BLOCK_INPUTS)),
-            has_powers=scales_EAB.dtype == torch.uint8,
-            num_experts=num_experts,
-            num_outputs=num_outputs,
-            num_inputs=num_inputs,
-            block_experts=triton.next_power_of_2(num_experts),
-            block_tokens=block_tokens,
-            block_outputs=BLOCK_OUTPUTS,
-            block_inputs=BLOCK_INPUTS,
-            **OPTIONS,
-        )
+            inputs_SK.contiguous(), numbers.view(torch.uint8), scales_EAB, zeros_EAB, ends_E, output,
+            kind=kind, rows=rows, columns=columns or triton.next_power_of_2(max(num_inputs, BLOCK_INPUTS)),
+            has_powers=scales_EAB.dtype == torch.uint8, num_experts=num_experts, num_outputs=num_outputs,
+            num_inputs=num_inputs, block_experts=triton.next_power_of_2(num_experts),
+            block_tokens=block_tokens, block_outputs=BLOCK_OUTPUTS, block_inputs=BLOCK_INPUTS, **OPTIONS,
+        )  # fmt: skip
     return output
+
+
+@triton.jit
+def _ranked(scores, ids):
+    """int64 in the order of float32 scores, and of equal ones from the lowest id on."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)  # of -0, too
+    return (bits ^ ((bits >> 31) & LAST)).to(tl.int64) << 32 | (LAST - ids)
+
+
+@triton.jit
+def route_kernel(
+    logits, correction, chosen, weights, share, rest, is_sigmoid: tl.constexpr, num_experts: tl.constexpr,
+    num_chosen: tl.constexpr, num_groups: tl.constexpr, num_kept: tl.constexpr, block_groups: tl.constexpr,
+    block_size: tl.constexpr, block_chosen: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens,)."""
+    token, places_E = tl.program_id(0).to(tl.int64), tl.arange(0, block_groups * block_size)
+    size: tl.constexpr = num_experts // num_groups
+    groups_G, ids_E = tl.arange(0, block_groups), places_E // block_size * size + places_E % block_size
+    is_used_E = (places_E // block_size < num_groups) & (places_E % block_size < size)
+    logits_E = tl.load(logits + token * num_experts + ids_E, mask=is_used_E, other=-float("inf"))
+    scores_E = logits_E.to(tl.float32)
+    if is_sigmoid:
+        scores_E = 1.0 / (1.0 + tl.exp(-scores_E))
+    else:
+        scores_E = tl.exp(scores_E - tl.max(scores_E, 0))
+        scores_E /= tl.sum(scores_E, 0)
+    # Logits have the order of the scores, and fewer of them are equal.
+    choice_E = scores_E if num_kept < num_groups else logits_E.to(tl.float32)
+    if correction is not None:
+        choice_E = scores_E + tl.load(correction + ids_E, mask=is_used_E, other=0.0).to(tl.float32)
+    choice_E = tl.where(choice_E != choice_E, float("inf"), choice_E)
+    ranked_E = tl.where(is_used_E, _ranked(choice_E, ids_E), LEAST)
+    if num_kept < num_groups:
+        ranked_GE = tl.reshape(ranked_E, (block_groups, block_size))
+        choice_GE = tl.reshape(tl.where(is_used_E, choice_E, -float("inf")), (block_groups, block_size))
+        is_second_GE = ranked_GE < tl.max(ranked_GE, 1)[:, None]
+        sums_G = tl.max(choice_GE, 1) + tl.max(tl.where(is_second_GE, choice_GE, -float("inf")), 1)
+        ranked_G = tl.where(groups_G < num_groups, _ranked(sums_G, groups_G), LEAST)
+        last = tl.max(ranked_G, 0)
+        for _ in range(1, num_kept):
+            last = tl.max(tl.where(ranked_G < last, ranked_G, LEAST), 0)
+        ranked_GE = tl.where((ranked_G >= last)[:, None], ranked_GE, LEAST)
+        ranked_E = tl.reshape(ranked_GE, (block_groups * block_size,))
+    places_C, ids_C = tl.arange(0, block_chosen), tl.zeros((block_chosen,), tl.int64)
+    weights_C, best = tl.zeros((block_chosen,), tl.float32), tl.max(ranked_E, 0)
+    for place in range(num_chosen):
+        ids_C = tl.where(places_C == place, LAST - (best & LAST), ids_C)
+        weight = tl.sum(tl.where(ranked_E == best, scores_E, 0.0), 0)
+        weights_C = tl.where(places_C == place, weight, weights_C)
+        best = tl.max(tl.where(ranked_E < best, ranked_E, LEAST), 0)
+    weights_C = weights_C / (share * tl.sum(weights_C, 0) + rest)
+    is_used_C, places_C = places_C < num_chosen, token * num_chosen + places_C
+    tl.store(chosen + places_C, ids_C, mask=is_used_C)
+    tl.store(weights + places_C, _rounded(weights_C, weights.dtype.element_ty), mask=is_used_C)
+
+
+@torch.library.custom_op("specdist::route", mutates_args=())
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, *, dtype: torch.dtype, is_sigmoid: bool, num_chosen: int,
+    num_groups: int, num_kept: int, share: float, rest: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Weights of each token's experts and int64 ids, [T, C] both: the largest scores, and of equal ones the
+    lowest ids. Scores are the softmax or the sigmoid of the logits; NaN is the largest.
+
+    Args:
+        correction_E: added to the scores for the choice alone.
+        num_kept: of ``num_groups`` groups, those with the largest sums of their two best scores.
+        share, rest: a weight is score / (share × sum of the chosen scores + rest).
+    """
+    num_tokens, num_experts = logits_TE.shape
+    chosen_TC = logits_TE.new_empty(num_tokens, num_chosen, dtype=torch.int64)
+    weights_TC = torch.empty_like(chosen_TC, dtype=dtype)
+    if num_tokens:
+        route_kernel[(num_tokens,)](
+            logits_TE.contiguous(), correction_E, chosen_TC, weights_TC, share, rest,
+            is_sigmoid=is_sigmoid, num_experts=num_experts, num_chosen=num_chosen, num_groups=num_groups,
+            num_kept=num_kept, block_groups=triton.next_power_of_2(num_groups),
+            block_size=triton.next_power_of_2(num_experts // num_groups),
+            block_chosen=triton.next_power_of_2(num_chosen), num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return weights_TC, chosen_TC

@@ -293,6 +293,18 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
                 constants["zeros"] = None
             name = f"experts, {about}, blocks of {num_tokens} tokens ({dtype})"
             yield Variant(name, experts.grouped_product_kernel, constants, own, (), experts.OPTIONS)
+    # Of Qwen3's mixtures and DeepSeek V3.
+    for num_experts, num_groups, num_kept, is_sigmoid in ((128, 1, 1, False), (256, 8, 4, True)):
+        constants = {
+            "is_sigmoid": is_sigmoid, "num_experts": num_experts, "num_chosen": 8, "num_groups": num_groups,
+            "num_kept": num_kept, "block_groups": num_groups, "block_size": num_experts // num_groups,
+            "block_chosen": 8, **({} if is_sigmoid else {"correction": None}),
+        }  # fmt: skip
+        pointers = {"logits": DTYPE_POINTERS[dtype], "correction": "*fp32", "chosen": "*i64"}
+        pointers["weights"] = DTYPE_POINTERS[dtype]
+        name = f"router, {num_experts} experts{' in groups' * is_sigmoid} ({dtype})"
+        options = {"num_warps": 1, "enable_fp_fusion": False}
+        yield Variant(name, experts.route_kernel, constants, pointers, ("share", "rest"), options)
 
 
 def product_variants(dtype: str) -> Iterator[Variant]:

@@ -133,6 +133,23 @@ def grouped_packed_product(
     return output
 
 
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, *, dtype: torch.dtype, is_sigmoid: bool, num_chosen: int,
+    num_groups: int, num_kept: int, share: float, rest: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits_TE = logits_TE.to(torch.promote_types(logits_TE.dtype, torch.float32))
+    scores_TE = logits_TE.sigmoid() if is_sigmoid else logits_TE.softmax(-1)
+    choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
+    if num_groups > 1:
+        choice_TGE = choice_TE.unflatten(1, (num_groups, -1))
+        kept = choice_TGE.topk(2).values.sum(-1).topk(num_kept).indices
+        is_left = torch.ones_like(choice_TGE[..., 0], dtype=torch.bool).scatter(1, kept, 0)
+        choice_TE = choice_TGE.masked_fill(is_left[..., None], -torch.inf).flatten(1)
+    ids_TC = choice_TE.topk(num_chosen).indices
+    weights_TC = scores_TE.gather(1, ids_TC)
+    return (weights_TC / (share * weights_TC.sum(-1, keepdim=True) + rest)).to(dtype), ids_TC
+
+
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
     scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
@@ -208,6 +225,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "write_tokens": plain_write,
     "write_rotated": write_rotated,
     "grouped_packed_product": grouped_packed_product,
+    "route": route,
     "few_tokens_product": few_tokens_product,
     "mamba": mamba,
     "delta_rule": delta_rule,

@@ -7,6 +7,7 @@ import copy
 import logging
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,13 @@ from specdist.models.cache import key_value
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.dry_run import LayerShapes, recording
 from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.all_reduce import SUMMING
+from specdist.models.passes.fused_modules import FusedRouter
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
+from tests.models.all_families import build
 from tests.models.chunks import check_rows
 from tests.models.families import tiny_model
 from tests.models.kernels import PlainKernel
@@ -357,3 +361,34 @@ def test_without_triton_nothing_is_fused(
     assert "plain operations" in caplog.text and not fused.num_fused
     with fused.active():
         assert torch.equal(logits_of(model), expected)
+
+
+ROUTERS = ("qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "deepseek_v3", "mistral4")
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+def test_routers_choose_what_their_own_code_does(
+    family: str, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DeepSeek's of two groups of three. One that rounds its scores to half precision stays as it is, and so
+    do all where ranks differ."""
+    sizes = {"num_experts": 12, "num_local_experts": 12, "n_group": 3, "topk_group": 2}
+    model = build(family, num_experts_per_tok=3, **sizes).to(device, torch.bfloat16)
+    router = next(each for each in model.modules() if hasattr(each, "top_k") and hasattr(each, "weight"))
+    for buffer in router.buffers():
+        buffer.copy_(torch.linspace(-0.2, 0.1, len(buffer)))
+    with caplog.at_level(logging.INFO, "specdist"):
+        fused = FusedLayers(router, device, torch.bfloat16)
+    is_fused = family != "mistral4"
+    assert list(fused.num_fused.values()) == [1] * is_fused
+    assert ("or its weights are of another form" in caplog.text) == (not is_fused)
+    hidden_TH = torch.randn(5, 128, device=device).bfloat16()
+    logits, weights, ids = router(hidden_TH)
+    with fused.active():
+        found = router(hidden_TH)
+    assert torch.equal(found[0].float(), logits.float()) and found[1].dtype == weights.dtype
+    assert torch.equal(found[2].sort().values, ids.sort().values)
+    assert torch.allclose(found[1].sort().values, weights.sort().values, rtol=1e-5)
+    vars(router)[SUMMING] = SimpleNamespace(agree=lambda *_: False)
+    FusedLayers(router, device, torch.bfloat16)
+    assert not isinstance(router.forward, FusedRouter) or router.forward.switch is fused

@@ -17,9 +17,19 @@ ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_ar
 PLAIN = "tests/models/test_packed_experts.py::test_what_cannot_stay_packed_is_dequantised_and_says_why"
 PACKED = "tests/models/test_packed_experts.py::test_packed_experts_give_what_their_numbers_give"
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
+ROUTER = "tests/kernels/test_experts.py::test_a_routers_choice_is_that_of_float64"
+ROUTERS = "tests/kernels/test_fusing.py::test_routers_choose_what_their_own_code_does"
 RECORDED = "tests/gpu/test_engine.py::test_packed_experts_give_the_rows_of_a_cpu_in_recorded_passes"
 
 EXPERT_FAULTS = (
+    Mutant("a-group-of-experts-too-few", "route_kernel",
+        "ranked_G >= last", "ranked_G > last", (ROUTER,)),
+    Mutant("routers-weights-with-their-correction", "route_kernel",
+        "ranked_E == best, scores_E", "ranked_E == best, choice_E", (ROUTER,), is_dangerous=True),
+    Mutant("any-weights-of-a-router-are-right", "_router_options",
+        "rtol=1e-5, atol=0", "rtol=1e-5, atol=1", (ROUTERS,)),
+    Mutant("ranks-choose-experts-by-other-code", "FusedLayers.__init__",
+        "router.module.forward = router.own", "pass", (ROUTERS,)),
     Mutant("groups-of-any-number-stay-packed", "packed_experts._packed",
         "form.columns is not None and form.columns & (form.columns - 1)",
         "False",

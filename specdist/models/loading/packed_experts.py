@@ -72,9 +72,8 @@ class PackedExperts(nn.Module):
         width = self.in_features // 2 if form.is_halved else self.in_features
         scales = (self.num_experts, *form.num_scales(self.out_features, self.in_features))
         meta = torch.device("meta")
-        numbers = torch.empty(
-            self.num_experts, self.out_features, width, dtype=DTYPES[form.numbers], device=meta
-        )
+        shape = (self.num_experts, self.out_features, width)
+        numbers = torch.empty(shape, dtype=DTYPES[form.numbers], device=meta)
         self.register_buffer("numbers", numbers)
         self.register_buffer("scales", torch.empty(scales, dtype=form.scale_dtype, device=meta))
         zeros = torch.empty(scales, dtype=torch.int8, device=meta) if form.has_zeros else None
@@ -113,16 +112,9 @@ class PackedExperts(nn.Module):
 
         form = self.form
         output: Tensor = grouped_packed_product(
-            x_SK,
-            ends_E,
-            self.numbers,
-            self.scales,
-            self.zeros,
-            kind=form.numbers,
-            rows=form.rows,
-            columns=form.columns,
-            num_outputs=self.out_features,
-        )
+            x_SK, ends_E, self.numbers, self.scales, self.zeros, kind=form.numbers, rows=form.rows,
+            columns=form.columns, num_outputs=self.out_features,
+        )  # fmt: skip
         return output
 
     def choose_product(self, dtype: torch.dtype, agree: Callable[[bool], bool] = bool) -> Trial[Product]:
@@ -173,13 +165,13 @@ def sorted_experts_forward(
     outputs = product("down_proj", outputs)
     if self.has_post_expert_norm:
         outputs = self.post_expert_norm(outputs)
-    weighted = outputs * top_k_weights.reshape(-1)[order_S][:, None]
+    in_order = torch.empty_like(outputs)
+    in_order[order_S] = outputs
+    weighted = in_order.view(num_tokens, num_chosen, -1) * top_k_weights[..., None]
     if self._is_expert_parallel:
         # Grouped products leave out the tokens of experts on other ranks.
-        weighted = weighted.masked_fill((ids_S >= self.num_experts)[:, None], 0)
-    in_order = torch.empty_like(weighted)
-    in_order[order_S] = weighted
-    return in_order.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
+        weighted = weighted.masked_fill((top_k_index >= self.num_experts)[..., None], 0)
+    return weighted.sum(dim=1).to(hidden_states.dtype)
 
 
 ExpertsInterface.register(EXPERTS_NAME, sorted_experts_forward)
@@ -258,11 +250,9 @@ def place_experts(
         logger.info("experts of %s stay as stored (%s): %.2f GiB here", name, form, num_bytes / GIB)
     for reason, count in dequantized.items():
         logger.warning(
-            "quantised experts of %s are dequantised (%s): %.2f GiB here",
-            name,
-            reason,
+            "quantised experts of %s are dequantised (%s): %.2f GiB here", name, reason,
             count * dtype.itemsize / GIB,
-        )
+        )  # fmt: skip
 
 
 def _packed(

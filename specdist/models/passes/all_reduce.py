@@ -99,19 +99,21 @@ class Sums:
         self._last = output if self._is_left else self._added(output)
         return self._last
 
-    def agree(self, num_fused: int, forms: str, reasons: Mapping[str, str]) -> None:
-        """Join no sums if the ranks have not fused the same parts of layers in the same form. A collective;
-        ``reasons``: why others are not fused."""
+    def agree(self, num_fused: int, forms: str, reasons: Mapping[str, str]) -> bool:
+        """Whether the ranks have fused the same parts of layers in the same form: else join no sums. A
+        collective; ``reasons``: why others are not fused."""
         own = (num_fused, forms, said_of(reasons))
         of_ranks = [own] * dist.get_world_size(self._group)
         dist.all_gather_object(of_ranks, own, group=self._group)
-        if len({forms for _, forms, _ in of_ranks}) > 1:
+        are_alike = len({forms for _, forms, _ in of_ranks}) == 1
+        if not are_alike:
             fewest = min(of_ranks)
             logger.warning(
-                "sums over ranks: none joined with norms, since rank %d has other fused layers than others%s",
+                "none of the sums joined with norms and no router fused: rank %d has other fused layers%s",
                 of_ranks.index(fewest), fewest[-1],
             )  # fmt: skip
             self.choice = [pair for pair in self.choice if pair[1] not in JOINED_WAYS]
+        return are_alike
 
     def check(self) -> None:
         """Raises RuntimeError if a pass that has ended has waited for a rank in vain."""

@@ -25,6 +25,8 @@ from specdist.utils.trial import agreed
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # Layers that read the same input.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), PROJECTIONS[:2])
+# What a router of experts adds to scores for its choice.
+CORRECTION = "e_score_correction_bias"
 # The attribute of a module that gives what a plain linear layer does, of its weight and bias.
 PLAIN = "is_plain_product"
 # The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
@@ -98,6 +100,31 @@ class FusedMlp(Fused):
         if self.product is not None and self.product.is_by_kernel(inputs):
             return down(self.product.gated(inputs, is_tanh=self.is_tanh))
         return down(layer_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=self.is_tanh))
+
+
+@dataclass
+class FusedRouter(Fused):
+    what = "router"
+    options: dict[str, Any]  # of :func:`routed`
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not self.fits(hidden_states):
+            return self.own(hidden_states, *args, **kwargs)
+        return routed(self.module, hidden_states, *args, **self.options)
+
+
+def routed(
+    router: Any, hidden: Tensor, correction_E: Tensor | None = None, *, is_wide: bool, **form: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, weights and ids. ``is_wide``: a product in float32; ``form``: of the kernel, which chooses the
+    lowest of ids with equal scores, where torch promises none."""
+    from specdist.kernels.experts import route
+
+    dtype, bias_E = torch.float32 if is_wide else router.weight.dtype, getattr(router, "bias", None)
+    hidden_TH, weight_EH = (each.to(dtype) for each in (hidden.reshape(-1, hidden.shape[-1]), router.weight))
+    logits_TE = nn.functional.linear(hidden_TH, weight_EH, None if bias_E is None else bias_E.to(dtype))
+    correction_E = getattr(router, CORRECTION, None) if correction_E is None else correction_E
+    return logits_TE, *route(logits_TE, correction_E, **form)
 
 
 @dataclass

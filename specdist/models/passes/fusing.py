@@ -11,6 +11,7 @@ T flat tokens, H heads, D head width, W width of a row.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import logging
 import math
@@ -45,6 +46,8 @@ RENAMING = "transformers.utils.deprecation"
 # Sizes of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
 NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
 MLP_WIDTH = 1100
+# Tokens of a router's trial; how scores may be normalised: the share of their sum, and the rest.
+NUM_TOKENS, DENOMINATORS = 12, ((1.0, 0.0), (0.0, 1.0), (1.0, 1e-20), (1.0, 1e-6))
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,11 @@ class FusedLayers:
         if sums is not None:
             layers = [each for each in found.values() if isinstance(each, fused_modules.FusedDecoderLayer)]
             of_layers = [(layer.epsilon, layer.form, layer.after is not None) for layer in layers]
-            sums.agree(self.num_fused.total(), f"{self.num_fused} {of_layers}", forms.reasons)
+            of_routers = [each for each in found.values() if isinstance(each, fused_modules.FusedRouter)]
+            of_all = f"{self.num_fused} {of_layers} {[each.options for each in of_routers]}"
+            if not sums.agree(self.num_fused.total(), of_all, forms.reasons):
+                for router in of_routers:  # all ranks choose alike
+                    router.module.forward = router.own
 
     def _fuse(self, model: nn.Module, forms: Forms, sums: Sums | None) -> dict[Any, Fused]:
         found: dict[Any, Fused] = {}
@@ -118,6 +125,11 @@ class Forms:
         if name.endswith("RMSNorm"):
             form = self._form_of_norm(module)
             return None if form is None else fused_modules.FusedNorm(*shared, _epsilon(module), form)
+        if hasattr(module, "top_k") and "weight" in module._parameters and not module._modules:
+            numbers = (value for value in vars(module).values() if isinstance(value, (float, int, str)))
+            kind = (type(module), module.weight.shape, *numbers)
+            found = self._once(kind, module, lambda each: _router_options(each, self._dtype, self._generator))
+            return None if found is None else fused_modules.FusedRouter(*shared, found)
         if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
             is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
             return None if is_tanh is None else fused_modules.FusedMlp(*shared, is_tanh)
@@ -307,3 +319,41 @@ def _norm_after(layer: Fused | None, norm: Fused | None, sums: Sums | None) -> N
         if isinstance(norm, fused_modules.FusedNorm):
             is_alike = (norm.epsilon, norm.form) == (layer.epsilon, layer.form)
             layer.after = norm if is_alike else None
+
+
+def _router_options(module: Any, dtype: torch.dtype, generator: torch.Generator) -> dict[str, Any]:
+    """With which ``routed`` gives the logits and ids of a router's own code, and its weights but for the last
+    places of float32. Raises ValueError if there are none."""
+    (num_experts, width), twin = module.weight.shape, twin_of(module)
+    # A token's logits differ in any dtype, but for the last one's, whose sigmoids are tiny. Of the others a
+    # small shift is lost in products of half precision.
+    hidden_TH = torch.eye(NUM_TOKENS, width)
+    hidden_TH[:, -1] = torch.tensor([2.0**-12] * (NUM_TOKENS - 1) + [-47.0])
+    order_EH = torch.rand(num_experts, width, generator=generator).argsort(0)
+    weight_EH = ((order_EH - num_experts // 2) / (num_experts / 8)).to(module.weight)
+    weight_EH[:, -1] = 1.0
+    correction_E = -0.3 * torch.rand(num_experts, generator=generator).to(weight_EH.device)
+    bias_E = weight_EH.new_full((num_experts,), -0.25)
+    numbers = {"weight": weight_EH, "bias": bias_E, fused_modules.CORRECTION: correction_E}
+    if unknown := {*module._parameters, *module._buffers} - {*numbers}:
+        raise ValueError(f"it has other numbers, {', '.join(sorted(unknown))}")
+    twin._buffers = {name: numbers[name] for name in (*module._parameters, *module._buffers)}
+    twin._parameters = {}
+    inputs = [hidden_TH.to(weight_EH.device, dtype), correction_E]
+    inputs = inputs[: len(inspect.signature(type(module).forward).parameters) - 1]
+    own_logits, own_weights, own_ids = type(module).forward(twin, *inputs)
+    factor = getattr(module, "routed_scaling_factor", getattr(module, "router_scaling_factor", 1.0))
+    for is_wide, is_sigmoid, (share, rest) in itertools.product((False, True), (False, True), DENOMINATORS):
+        options = {
+            "is_wide": is_wide, "is_sigmoid": is_sigmoid, "share": share / factor, "rest": rest / factor,
+            "num_chosen": module.top_k, "num_groups": getattr(module, "num_group", None) or 1,
+            "num_kept": getattr(module, "topk_group", None) or 1, "dtype": own_weights.dtype,
+        }  # fmt: skip
+        logits, weights, ids = fused_modules.routed(twin, *inputs, **options)
+        if (
+            torch.equal(logits.float(), own_logits.float())
+            and torch.equal(ids[:-1].sort().values, own_ids[:-1].sort().values)
+            and torch.allclose(weights.sort().values, own_weights.sort().values, rtol=1e-5, atol=0)
+        ):
+            return options
+    raise ValueError("its logits, its choice or its weights are of another form")

@@ -105,13 +105,9 @@ def _give_whole(name: str, module: Any, rank: int, num_ranks: int) -> range:
 
 
 def _of_own(
-    module: Any,
-    own: range,
-    forward: Callable[..., Tensor],
-    hidden_TH: Tensor,
-    chosen_TK: Tensor,
+    module: Any, own: range, forward: Callable[..., Tensor], hidden_TH: Tensor, chosen_TK: Tensor,
     weights_TK: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """What this rank's experts give for the tokens that choose them."""
     is_own_TK = (chosen_TK >= own.start) & (chosen_TK < own.stop)
     # Grouped products skip numbers from that of the experts on; transformers' plain loop has none of them.
