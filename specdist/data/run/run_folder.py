@@ -18,7 +18,7 @@ import pyarrow as pa
 from specdist.data.file_names import SHARD_FOLDERS
 from specdist.data.run.layout import RunLayout
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
-from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows
+from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_logs
 from specdist.data.run.publishing import Attempt
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, writing
@@ -76,7 +76,11 @@ class RunFolder(RunLayout):
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
-        return read_rows(log.path for log in self.logs(shard))
+        return self.part_logs(shard)[0]
+
+    def part_logs(self, shard: int) -> tuple[list[RowResult], dict[str, Any] | None]:
+        """The same, and the last statistics of these logs."""
+        return read_logs(log.path for log in self.logs(shard))
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """The shards, of so many, without a completion record, ascending."""

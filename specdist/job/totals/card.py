@@ -47,7 +47,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, gpu_price: fl
     from huggingface_hub import DatasetCard, DatasetCardData
 
     run, info = manifest.fingerprint, manifest.info
-    title = " ".join(f"Completions by {_last_name(info['target'])} of {_last_name(info['prompts'])}".split())
+    title = " ".join(f"Completions by {last_name(info['target'])} of {last_name(info['prompts'])}".split())
     sums = info.get(COMPLETIONS_PER_SHARD)
     num_rows = int(run["num_rows"]) * int(run["num_samples"]) if sums is None else sum(sums)
     figures = total.summary(info.get("world_size", 1))
@@ -88,8 +88,8 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     names = ("policy", *OPTION_NAMES, "verify", "acceptance", "overlap", "num_branches")
     of_draft = {name: run.get(name) for name in names} if run["policy"] != "none" else {"policy": "none"}
     values = {
-        "target": _last_name(info["target"]),
-        "draft": _last_name(info["draft"]),
+        "target": last_name(info["target"]),
+        "draft": last_name(info["draft"]),
         "dtype": run["dtype"],
         "cache_dtype": run.get("cache_dtype"),
         **{name: run.get(name) for name in SAMPLING},
@@ -99,7 +99,7 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _last_name(name: str | None) -> str | None:
+def last_name(name: str | None) -> str | None:
     """The last part of a local path; a hub's name stays whole."""
     if name is None:
         return None

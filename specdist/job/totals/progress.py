@@ -50,7 +50,8 @@ class Progress:
             unit="row",
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
-            smoothing=0.05,
+            smoothing=0,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt} rows{postfix}, {remaining} left",
         )
         self._num_total = num_total
         # Of every shard that is not known to be complete, those that are counted.
@@ -68,9 +69,11 @@ class Progress:
         self._skip(num_rows - self._num_of_shard.pop(shard, 0))
 
     def _skip(self, num_rows: int) -> None:
-        if num_rows:
-            self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
-            self._bar.update(num_rows)
+        self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
+        if num_rows and not self._bar.disable:
+            self._bar.initial += num_rows
+            self._bar.n += num_rows
+            self._bar.refresh()
 
     def add(self, result: RowResult, shard: int) -> None:
         """Count a completion that this replica has finished."""
