@@ -74,12 +74,8 @@ class RunFolder(RunLayout):
         assert isinstance(path, StorePath)
         return path.cache_dir / f"run-{self.run_tag}" / path.name
 
-    def part_rows(self, shard: int) -> list[RowResult]:
-        """The finished rows in the shard's part logs, which replicas may be writing."""
-        return self.part_logs(shard)[0]
-
     def part_logs(self, shard: int) -> tuple[list[RowResult], dict[str, Any] | None]:
-        """The same, and the last statistics of these logs."""
+        """The finished rows in the shard's part logs, which replicas may be writing, and their statistics."""
         return read_logs(log.path for log in self.logs(shard))
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:

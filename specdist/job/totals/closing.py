@@ -8,7 +8,7 @@ from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.report import frozen_costs
-from specdist.job.totals.spending import gpu_price_of, options_of, price_text
+from specdist.job.totals.spending import options_of, price_text
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 CHECK = "loading_check"
@@ -62,7 +62,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
     else:
         rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
     errors, speed = "none", "nothing was generated"
-    acceptance = f"nothing was drafted: {_why_not(folder, total)}"
+    acceptance = f"nothing was drafted: {_why_not(folder) if total.num_completion_tokens else 'no tokens'}"
     figures = total.summary(num_devices)
     if total.num_error_rows:
         errors = (
@@ -74,7 +74,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
-        price = price_text(gpu_price_of(folder.config_path), figures["tokens_per_s_per_device"])
+        price = price_text(options_of(folder.config_path), figures["tokens_per_s_per_device"])
         speed += f"; {price}" if price else ""
     if figures["time_to_first_token_s"] is not None:
         speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
@@ -91,10 +91,8 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
     ]
 
 
-def _why_not(folder: RunFolder, total: Stats) -> str:
+def _why_not(folder: RunFolder) -> str:
     """Why nothing was drafted."""
-    if not total.num_completion_tokens:
-        return "there are no tokens"
     settings, costs = folder.manifest.fingerprint, frozen_costs(folder)
     if settings["policy"] == "none":
         is_given = options_of(folder.config_path).get("draft") is not None
