@@ -139,8 +139,7 @@ def _generate_planned(
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)
     else:
-        kept = frozen is not None
-        is_complete = generate_rows(config, models, run, replica, topology, stop, has_kept_costs=kept)
+        is_complete = generate_rows(config, models, run, replica, topology, stop, frozen is not None)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -210,7 +209,6 @@ def generate_rows(
     replica: Replica,
     topology: Topology,
     stop: StopRequest,
-    *,
     has_kept_costs: bool = False,
 ) -> bool:
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its

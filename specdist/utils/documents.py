@@ -1,5 +1,4 @@
-"""What a command prints on a terminal only where it is asked for: its JSON document, its last line on stdout,
-and all that it logs."""
+"""What a terminal shows only where it is asked for: a command's JSON document, and all that it logs."""
 
 from __future__ import annotations
 
