@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
-from specdist.utils.documents import print_document, take_option
+from specdist.utils.documents import print_document, take_flags
 from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
@@ -64,7 +64,7 @@ class Command:
     def __call__(self, arguments: Sequence[str] | None = None) -> int:
         """A :class:`UserError`, or which package is missing, is printed, and ``USAGE_ERROR`` returned. Of
         several ranks, which all find the same error, only rank 0 prints it."""
-        words = take_option(sys.argv[1:] if arguments is None else arguments)
+        words = take_flags(sys.argv[1:] if arguments is None else arguments, is_rank=self.is_rank)
         is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
             with named_packages(f"{PROGRAM} {self.name}"):

@@ -173,7 +173,7 @@ class Generation:
             return
         run = self._run
         # Listed first: a shard that is finished meanwhile is read by its file.
-        parts = {shard: run.part_rows(shard) for shard in run.begun_shards() if shard not in done}
+        parts = {shard: run.part_logs(shard)[0] for shard in run.begun_shards() if shard not in done}
         complete = run.complete_among(sorted(run.recorded_shards() - done))
         tables = [results_table(rows, self._schema) for shard, rows in parts.items() if shard not in complete]
         tables += [open_shard(run.paths(shard), verify=False) for shard in complete]

@@ -12,7 +12,7 @@ import pytest
 
 import specdist.cli
 from specdist.cli import COMMANDS, Command, main
-from specdist.utils.documents import print_document, take_option
+from specdist.utils.documents import print_document, take_flags
 from tests.ranks import REPOSITORY
 
 HEAVY = {"torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "matplotlib"}
@@ -138,10 +138,10 @@ def test_a_terminal_gets_the_document_only_if_it_asks(
     monkeypatch.setattr(sys, "argv", ["specdist"])
     for is_terminal, words, is_shown in ((False, [], True), (True, [], False), (True, ["--json", "x"], True)):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
-        assert take_option(words) == words[1:]
+        assert take_flags(words) == words[1:]
         print_document({"rows": 3}, "3 rows")
         assert capsys.readouterr().out.splitlines() == ["3 rows", *['{"rows": 3}'] * is_shown]
-    take_option([])
+    take_flags([])
 
 
 def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> None:

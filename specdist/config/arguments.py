@@ -73,7 +73,7 @@ OPTIONS_OF_RUNS = "_options_of_runs"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
-    ["against", "config", "data", "draft", "draft_adapter",
+    ["against", "chat_template", "config", "data", "draft", "draft_adapter",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
      "output_config", "outputs", "prompts", "run", "cache_dir",
      "target", "target_adapter"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from specdist.config.arguments import option
@@ -59,11 +61,24 @@ class ChatOptions:
         None, help='JSON object of variables for the chat template, such as {"enable_thinking": false}'
     )
 
+    chat_template: str | None = option(
+        None, help="Jinja file that is used in place of the chat template of the target's tokenizer"
+    )
     continue_final_message: bool = option(
         False,
         help="continue the last message of chats that end with one of the assistant, instead of beginning "
         "another turn",
     )
+
+    @property
+    def chat_template_text(self) -> str | None:
+        """The file's content. Raises :class:`UserError` if it cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--chat_template {self.chat_template}: name a file of text ({error})") from error
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -92,7 +107,9 @@ class ChatOptions:
     @property
     def chat_fingerprint(self) -> dict[str, Any]:
         """The chat options in the manifest; nothing without them, as in older runs."""
+        template = (self.chat_template_text or "").encode()
         found = {
+            "chat_template": hashlib.sha256(template).hexdigest() if template else None,
             "system_prompt": self.system_prompt,
             "chat_template_kwargs": dict(self.chat_format.variables) or None,
             "continue_final_message": self.continue_final_message or None,
@@ -123,8 +140,8 @@ class PromptOptions(ChatOptions):
     )  # fmt: skip
 
     def resolve_prompts(self) -> None:
-        """Fill in the column. Raises :class:`UserError` for variables that are not the template's."""
-        _ = self.chat_format
+        """Fill in the column. Raises :class:`UserError` for a template or variables that cannot be read."""
+        _ = self.chat_format, self.chat_template_text
         if self.messages_column is None:
             self.prompt_column = self.prompt_column or "prompt"
 

@@ -10,12 +10,14 @@ from functools import partial
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.leases.opening import remove_leftovers
-from specdist.data.run.manifest import seed_says
+from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.corrections import Corrections
+from specdist.job.costs.measuring import costs_text
 from specdist.job.models.model_plan import ModelPlan, plan_models_and_options
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
@@ -40,8 +42,8 @@ from specdist.job.run.preflight import (
 )
 from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
-from specdist.job.totals.card import write_card
-from specdist.job.totals.closing import closing_lines
+from specdist.job.totals.card import last_name, write_card
+from specdist.job.totals.closing import closing_lines, exactness
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress
 from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
@@ -136,7 +138,7 @@ def _generate_planned(
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)
     else:
-        is_complete = generate_rows(config, models, run, replica, topology, stop)
+        is_complete = generate_rows(config, models, run, replica, topology, stop, frozen is not None)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -178,6 +180,27 @@ def stays_frozen(config: GenerateConfig, topology: Topology, models: ModelPlan) 
     return config.is_asynchronous and reproducibility(config, topology, models) == "tokens"
 
 
+def start_lines(
+    config: GenerateConfig, run: RunPlan, replica: Replica, topology: Topology, *, has_kept_costs: bool
+) -> list[str]:
+    """For people: what runs, whether it is exact, what is known of times, and what is to do."""
+    draft = f", draft {last_name(config.draft)}" if config.uses_draft else ""
+    ranks = f"{topology.world_size} {'rank' if topology.world_size == 1 else 'ranks'}"
+    placed = f"; the draft {PLACEMENTS[topology.draft_placement]}" if topology.draft_placement else ""
+    if ahead := replica.ahead.num_ahead:
+        placed += f", up to {ahead} tokens and {replica.ahead.num_branches} branches ahead"
+    info, fixed = run.folder.manifest.info, "that alone"
+    if info["reproducibility"] == "tokens":
+        fixed = "the tokens, up to rounding" if info[UP_TO_ROUNDING] else "the tokens"
+    return [
+        f"models      target {last_name(config.target)}{draft}; {ranks} on {topology.device.type}{placed}",
+        f"promise     {exactness(run.folder.manifest)}; --seed {config.seed} fixes {fixed}",
+        f"costs       {costs_text(replica.costs, are_kept=has_kept_costs)}",
+        f"work        {len(run.pending_shards)} of {run.shards.num_shards} shards to do, at most "
+        f"{replica.num_slots} sequences at a time, {replica.num_pages * PAGE_SIZE:,} tokens of cache",
+    ]
+
+
 def generate_rows(
     config: GenerateConfig,
     models: ModelPlan,
@@ -185,28 +208,15 @@ def generate_rows(
     replica: Replica,
     topology: Topology,
     stop: StopRequest,
+    has_kept_costs: bool = False,
 ) -> bool:
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
     encoder = prompt_encoder(config, models, run.folder)
     stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check, replica.choices)
-    logger.info("--seed %d: %s", config.seed, seed_says(run.folder.manifest))
-    if topology.draft_placement is not None:
-        logger.info("the draft %s", PLACEMENTS[topology.draft_placement])
-    if replica.ahead.num_ahead:
-        logger.info(
-            "the draft works ahead: %d tokens and %d branches per sequence",
-            replica.ahead.num_ahead,
-            replica.ahead.num_branches,
-        )
-    logger.info(
-        "%d of %d shards to do, at most %d sequences at a time, %d cache pages",
-        len(run.pending_shards),
-        run.shards.num_shards,
-        replica.num_slots,
-        replica.num_pages,
-    )
+    for line in start_lines(config, run, replica, topology, has_kept_costs=has_kept_costs):
+        logger.info(line)
     markers = models.constraints.markers
     rows = RowRequests(
         run.prompts,

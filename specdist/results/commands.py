@@ -61,15 +61,23 @@ def report(given: Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def status(given: Namespace) -> int:
-    """Print a run's progress, and with ``--watch`` again and again; 0 if the run is complete, else 1."""
+    """Print a run's progress, and with ``--watch`` again and again, on a terminal in one place; 0 if the run
+    is complete, else 1."""
     with reading(given.output) as output:
         reader = StatusReader(output)
         found = reader.read()
-    with contextlib.suppress(KeyboardInterrupt):
-        while given.watch is not None and not found.is_complete:
-            print(*found.lines(), "", sep="\n", flush=True)
-            time.sleep(given.watch)
-            found = reader.read()
+    if given.watch is not None and not found.is_complete:
+        from rich.live import Live
+        from rich.text import Text
+
+        with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False, transient=True) as live:
+            while not found.is_complete:
+                if live.console.is_terminal:
+                    live.update(Text("\n".join(found.lines())), refresh=True)
+                else:
+                    print(*found.lines(), "", sep="\n", flush=True)
+                time.sleep(given.watch)
+                found = reader.read()
     print_document(found.to_json(), *found.lines())
     return 0 if found.is_complete else 1
 

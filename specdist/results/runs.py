@@ -192,7 +192,7 @@ class Run:
 
 def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowResult]]:
     """The rows of unfinished shards, by shard."""
-    found = {shard: folder.part_rows(shard) for shard in folder.begun_shards() if shard < num_shards}
+    found = {shard: folder.part_logs(shard)[0] for shard in folder.begun_shards() if shard < num_shards}
     return {shard: rows for shard, rows in found.items() if rows}
 
 

@@ -1,4 +1,4 @@
-"""A command's JSON document, its last line on stdout: on a terminal only where it is asked for."""
+"""What a terminal shows only where it is asked for: a command's JSON document, and all that it logs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OPTION = "--json"
-_asked = False
+JSON, VERBOSE = "--json", "--verbose"
+_asked = frozenset[str]()
 
 
-def take_option(words: Sequence[str]) -> list[str]:
-    """A command's arguments without ``--json``, which holds for all commands."""
+def take_flags(words: Sequence[str], *, is_rank: bool = False) -> list[str]:
+    """A command's arguments without ``--json``, and ``--verbose`` where it may be one of several ranks."""
     global _asked
-    _asked = OPTION in words
-    return [word for word in words if word != OPTION]
+    flags = frozenset({JSON, *([VERBOSE] if is_rank else [])})
+    _asked = flags & {*words}
+    return [word for word in words if word not in flags]
+
+
+def is_brief() -> bool:
+    """Whether a terminal shows a summary of what is logged."""
+    return sys.stderr.isatty() and VERBOSE not in _asked
 
 
 def print_document(document: Mapping[str, Any], *texts: str, sep: str = "\n") -> None:
     """Print texts for people, and the document after them for programs."""
-    is_shown = _asked or not sys.stdout.isatty()
+    is_shown = JSON in _asked or not sys.stdout.isatty()
     print(*texts, *([json.dumps(document)] if is_shown else []), sep=sep)  # noqa: T201 (the result)

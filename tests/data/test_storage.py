@@ -156,9 +156,9 @@ def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_p
     elsewhere = open_(storage_path(str(store), cache_dir=str(tmp_path / "other machine")))
     with elsewhere.parts(0, 4) as there:
         assert set(there.results) == {(0, 0)}
-        assert len(elsewhere.part_rows(0)) == 1
+        assert len(elsewhere.part_logs(0)[0]) == 1
     open_(store, overwrite=True)
-    assert folder.part_rows(0) == []
+    assert folder.part_logs(0)[0] == []
 
 
 def test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way(store, monkeypatch):

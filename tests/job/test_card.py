@@ -16,6 +16,8 @@ from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import output_schema
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.card import card_text
+from specdist.job.totals.spending import chosen_options
+from specdist.policies.registry import resolve_policy_options
 from tests.finished_runs import manifest_with
 from tests.job.launching import Ended, run_here
 
@@ -46,6 +48,16 @@ def test_the_card_of_a_run_says_what_was_run(tmp_path: Path) -> None:
     assert "| `reference` | string | an input column, unchanged |" in card
     assert "2411.18462" in card and "2302.01318" in card and "2502.04557" not in card
     assert "/models" not in card, "whose folders these were is nobody's business"
+
+
+def test_the_card_names_every_option_that_was_chosen_and_what_a_constraint_does() -> None:
+    """A limit of the batch is in no fingerprint; what is as by default, with this policy, says nothing."""
+    own = {"draft": "lab/small", "policy": "goodput", **resolve_policy_options("goodput", {}), "stop": []}
+    given = {**own, "max_num_seqs": 3, "json_schema": "/home/me/s.json", "prompt_column": "prompt"}
+    assert chosen_options(given).keys() == {"max_num_seqs", "json_schema"}
+    card = card_text(manifest_with(constraint="x"), output_schema(INPUTS, is_exact=True), Stats(), given)
+    assert "| max_num_seqs | `3` |" in card and "| json_schema | `s.json` |" in card
+    assert "which these allow at each place" in card and "allow at each place" not in text()
 
 
 def test_error_rows_are_not_completions() -> None:

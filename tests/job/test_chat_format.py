@@ -41,6 +41,29 @@ def test_the_template_gets_the_system_prompt_and_the_variables(pair: Pair) -> No
     assert tokenizer.eos_token_id in encoder.prompt_ids([USER])
 
 
+def test_a_file_is_used_in_place_of_the_tokenizer_s_template(pair: Pair, tmp_path: Path) -> None:
+    """Tokens are those of a tokenizer that has the same text; another text is another run."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    file = tmp_path / "mended.jinja"
+    file.write_text(f"{TEMPLATE}{{# mended #}} ")
+    chats = write_arrow(tmp_path / "chats.arrow", {"chat": [[USER], [SYSTEM, USER]]})
+    job = pair.job(prompts=chats, messages_column="chat", max_new_tokens=4, temperature=0, draft=None)
+    assert run_here(**job, chat_template=file, output=tmp_path / "file").code == 0
+    tokenizer.chat_template = file.read_text()
+    tokenizer.save_pretrained(target)
+    assert run_here(**job | {"target": target}, output=tmp_path / "own").code == 0
+    rows, own = (read_output(tmp_path / name) for name in ("file", "own"))
+    assert rows["completion_ids"] == own["completion_ids"] and rows["prompt"] == own["prompt"]
+    assert "| chat_template | `mended.jinja` |" in (tmp_path / "file" / "README.md").read_text()
+    file.write_text("a\n{% if %}")
+    job |= {"output": tmp_path / "file"}
+    refused(run_here(**job, chat_template=file), "--chat_template: line 2 of the file is not Jinja")
+    file.write_text("{{ messages[0].content }}")
+    refused(run_here(**job, chat_template=file), "different settings", "chat_template:")
+    refused(run_here(**job, chat_template="gone"), "--chat_template gone: name a file of text")
+
+
 MOMENT = datetime(2026, 2, 3, 4, 5, 6)
 FORMATS = ["%d %b %Y", "%-d %B %y, %H:%M:%S", "%A%%d %j%%", "no date", "%Y-%m-%dT%X", "100%", "%e|%_d|%I %p"]
 

@@ -124,7 +124,7 @@ def test_ranks_write_the_files_of_one_process(
     assert [name[name.index("rank-") :] for name in logs] == ["rank-0.log", "rank-1.log"]
     assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / 2)
     assert ended.totals["draft_placement"] == "shared"
-    assert "[target 1/2+draft] the draft shares rank 0 with the target" in ended.stderr
+    assert "2 ranks on cpu; the draft shares rank 0 with the target" in ended.stderr
 
 
 @pytest.mark.ranks
@@ -138,7 +138,7 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     options |= {"tp_size": 2, "overlap": "asynchronous", "num_branches": 2}
     ended = fork_ranks(3, generate_with_long_passes, **options, output=ahead)
     assert ended.totals["draft_placement"] == "own"
-    assert "[target 1/2] the draft has a rank of its own" in ended.stderr
+    assert "3 ranks on cpu; the draft has a rank of its own" in ended.stderr
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +19,7 @@ from specdist.cli import merge
 from specdist.cli import status as status_main
 from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
+from specdist.results import commands
 from tests.data.samples import row_result
 from tests.job.launching import read_output
 
@@ -71,6 +76,38 @@ def test_the_status_of_a_running_run(finished: Path, capsys: pytest.CaptureFixtu
     assert status["left_s"] == pytest.approx(12 / 0.25, rel=0.1)
     assert status["errors"] == {"the prompt has N tokens": 1}
     assert "by alive since" in stdout and "by dead since" in stdout
+
+
+def test_a_run_that_nobody_works_on_says_how_to_go_on(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replica without a shard, that loads its models, works on it."""
+    unfinish(finished, 1)
+    assert status_main([str(finished)]) == 1
+    stdout, words = capsys.readouterr().out, f"--num_processes 1 jobs/generate.py --config {finished}"
+    assert "nobody works on it: start it again with accelerate launch" in stdout and words in stdout
+    loading = Membership(finished, silent_after_s=60, name="loading")
+    loading.heartbeat.beat()
+    assert status_main([str(finished)]) == 1 and "nobody works" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_watching_redraws_on_a_terminal(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
+    """Until the run is complete; in a pipe each status stands below the one before."""
+    whole = shutil.copytree(finished, tmp_path / "whole")
+    unfinish(finished, 1)
+    monkeypatch.setattr(
+        commands.time, "sleep", lambda _: shutil.copytree(whole, finished, dirs_exist_ok=True)
+    )
+    monkeypatch.setenv("TERM", "xterm")
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+        assert status_main([str(finished), "--watch"]) == 0
+    assert ("\x1b[1A" in shown.getvalue()) == is_terminal
+    last = re.split(r"\x1b\[\d*[A-Z]", shown.getvalue())[-1]
+    assert last.count("shards  ") == (1 if is_terminal else 2)
 
 
 def test_a_folder_without_a_run_has_no_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,13 +143,14 @@ class PartLog:
         self._num_bytes += len(line)
 
 
-def read_rows(paths: Iterable[Path]) -> list[RowResult]:
-    """The rows of logs that others may be writing; of each sample the first result."""
+def read_logs(paths: Iterable[Path]) -> tuple[list[RowResult], dict[str, Any] | None]:
+    """The rows of logs that others may be writing, of each sample the first; and the last statistics."""
     results: dict[tuple[int, int], RowResult] = {}
+    stats = None
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            _load(path, results)
-    return list(results.values())
+            stats = _load(path, results)[1] or stats
+    return list(results.values()), stats
 
 
 def _load(

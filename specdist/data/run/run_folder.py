@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from specdist.data.file_names import RECORD_FILE, SHARD_FILE, SHARD_FOLDERS, leases_in
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
-from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows
+from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_logs
 from specdist.data.run.publishing import Attempt, ShardPaths
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.files import (
@@ -157,9 +157,9 @@ class RunFolder:
         assert isinstance(path, StorePath)
         return path.cache_dir / f"run-{self.run_tag}" / path.name
 
-    def part_rows(self, shard: int) -> list[RowResult]:
-        """The finished rows in the shard's part logs, which replicas may be writing."""
-        return read_rows(self.logs(shard).values())
+    def part_logs(self, shard: int) -> tuple[list[RowResult], dict[str, Any] | None]:
+        """The finished rows in the shard's part logs, which replicas may be writing, and their statistics."""
+        return read_logs(self.logs(shard).values())
 
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """The shards, of so many, without a completion record, ascending."""

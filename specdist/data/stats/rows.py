@@ -122,7 +122,7 @@ def shard_table(
     rows = None if (counts == 1).all() else row_ids - first_row
     schema = output_schema(inputs.schema, is_exact=is_exact, options=options)
     columns = [
-        _repeated(inputs.column(field.name), rows)
+        repeated(inputs.column(field.name), rows)
         if field.name in inputs.column_names
         else pa.array([_value(result, field.name) for result in ordered], field.type)
         for field in schema
@@ -130,11 +130,14 @@ def shard_table(
     return pa.table(columns, schema=schema)
 
 
-def _repeated(column: pa.ChunkedArray, rows: np.ndarray | None) -> pa.ChunkedArray:
+def repeated(column: pa.ChunkedArray, rows: np.ndarray | None) -> pa.ChunkedArray:
+    """The column's values at these rows; all where None."""
     if rows is None:
         return column
+    # What pa.array does, which would import pandas if that is there: before the first token, too.
+    indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows.astype(np.int64))])
     try:
-        return column.take(pa.array(rows))
+        return column.take(indices)
     except pa.ArrowNotImplementedError:  # views of text, and run ends
         chunks = [chunk for row in rows for chunk in column.slice(row, 1).chunks]
         return pa.chunked_array(chunks, column.type)

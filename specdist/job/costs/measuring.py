@@ -146,17 +146,20 @@ def measure_costs(
     if of_draft is not None:
         costs = (OWN_RANK if topology.has_draft_rank else ONE_PROCESS).added_to(costs)
     if topology.is_rank0:
-        logger.info("%s", _summary(costs, budget.spent_ns))
+        sizes = f"{len(costs.target.sizes)} sizes up to {max(costs.target.sizes)} tokens"
+        logger.info("%s; in %.1f s at %s", costs_text(costs), budget.spent_ns / NS_PER_S, sizes)
     return costs
 
 
-def _summary(costs: CostModel, spent_ns: float) -> str:
-    rows = costs.context.num_rows
-    passes, draft = costs.target, costs.draft
-    alone = f"a pass of the target takes {float(passes(rows)) / 1e6:,.1f} ms for {rows} tokens"
-    step = f", a draft step {float(draft(rows)) / 1e6:,.1f} ms" if draft is not NOTHING else ""
-    sizes = f"{len(passes.sizes)} sizes up to {max(passes.sizes)} tokens"
-    return f"{alone}{step}; measured in {spent_ns / NS_PER_S:,.1f} s at {sizes}"
+def costs_text(costs: CostModel | None, *, are_kept: bool = False) -> str:
+    """What is known of times before the first round, and from where, for people."""
+    if costs is None:
+        return "not needed: no decision of this run depends on times"
+    rows, is_assumed = costs.context.num_rows, {OWN_RANK.message, ONE_PROCESS.message} & {*costs.message.ns}
+    step = f", a draft step {float(costs.draft(rows)) / 1e6:,.1f} ms" if any(costs.draft.ns) else ""
+    known = f"a pass of {rows} tokens takes {float(costs.target(rows)) / 1e6:,.1f} ms{step}"
+    known += "; the host's share is assumed" if is_assumed else ""
+    return f"{'kept from an earlier start' if are_kept else 'measured'}: {known}"
 
 
 def context_of(assembly: Assembly, workload: Workload) -> tuple[int, int]:

@@ -77,6 +77,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     """Open and check both checkpoints. ``may_read_states``: the draft may be one that reads the
     target's. Raises :class:`UserError`."""
     target = _open_model("--target", config.target, config, config.tp_size)
+    target = dataclasses.replace(target, chat_template=config.chat_template_text)
     draft = head = None
     if config.uses_draft_model:
         assert config.draft is not None

@@ -17,6 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from tqdm import tqdm
+
+from specdist.utils.documents import is_brief
+
 STACKS_SIGNAL = signal.SIGUSR2
 # Bytes read or written: a download or a checksum takes steps. Heartbeats and logs write far less.
 BYTES_PER_STEP = 64 << 20
@@ -34,6 +38,7 @@ class Activity:
         has_progress: the phase itself says how far it is.
         stacks: None in a world of one rank.
         on_phase: called when a phase begins.
+        line: on a terminal, until a phase says itself how far it is.
     """
 
     def __init__(self) -> None:
@@ -41,6 +46,7 @@ class Activity:
         self.has_progress = False
         self.stacks: StackLog | None = None
         self.on_phase: Callable[[], None] | None = None
+        self.line: tqdm[Any] = tqdm(disable=True)
         self._num_steps = 0
         self._stepped_at = time.monotonic()
         self._num_bytes = _num_bytes_moved()
@@ -48,6 +54,8 @@ class Activity:
     def begin(self, phase: str, *, has_progress: bool = False) -> None:
         """Begin a phase, such as "loading the draft"; messages name it if it never ends."""
         self.phase, self.has_progress = phase, has_progress
+        if has_progress:
+            self.line.close()
         self.step()
         if self.on_phase is not None:
             self.on_phase()
@@ -93,18 +101,21 @@ class PhaseLog:
 
     def watch(self) -> PhaseLog:
         """Watch in a thread of its own, until :meth:`close`."""
+        self._activity.line = tqdm(bar_format="{desc}", leave=False, disable=not is_brief())
         threading.Thread(target=self._run, name="phases", daemon=True).start()
         return self
 
     def close(self) -> None:
         self._is_closed.set()
+        self._activity.line.close()
 
     def look(self) -> None:
         """Log the phase if it is time to."""
         phase, now_s = self._activity.phase, self._now_s()
         if phase != self._phase:
             self._phase, self._began_s, self._next_s = phase, now_s, FIRST_LINE_S
-        elif now_s - self._began_s >= self._next_s and not self._activity.has_progress:
+        self._activity.line.set_description_str(f"{phase} ({now_s - self._began_s:.0f} s)")
+        if now_s - self._began_s >= self._next_s and not self._activity.has_progress:
             self._next_s = 2 * (now_s - self._began_s)
             logger.info("%s (%.1f s so far)", phase, now_s - self._began_s)
 

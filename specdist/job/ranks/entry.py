@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -17,7 +18,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.leases.membership import Membership
 from specdist.engine.target.sharded_target import RANK_ZERO
 from specdist.job.ranks.activity import Activity, PhaseLog, StackLog
-from specdist.job.ranks.logs import add_run_log
+from specdist.job.ranks.logs import ConsoleLog, add_run_log
 from specdist.job.ranks.numa import bind_near_gpu
 from specdist.job.ranks.rank_store import Failure
 from specdist.job.ranks.restart import is_out_of_memory, remember_replica, start_over
@@ -30,6 +31,7 @@ from specdist.job.ranks.topology import (
     topology_from_environment,
 )
 from specdist.job.ranks.watchdog import Watchdog
+from specdist.utils.documents import is_brief
 from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 
 Config = TypeVar("Config")
@@ -160,10 +162,11 @@ def on_rank0(topology: Topology, plan: Callable[[], Planned]) -> Planned | None:
 
 
 def _configure_logging(topology: Topology) -> None:
+    role = "" if is_brief() and topology.is_rank0 else f" [{topology.role}]"
     logging.basicConfig(
-        stream=sys.stderr,
+        handlers=[ConsoleLog(), MemoryHandler(1, flushLevel=logging.CRITICAL + 1)],
         level=logging.INFO if topology.is_rank0 else logging.WARNING,
-        format=f"%(asctime)s [{topology.role}] %(message)s",
+        format=f"%(asctime)s{role} %(message)s",
         datefmt="%H:%M:%S",
         force=True,
     )
@@ -182,3 +185,4 @@ def log_to_file(folder: Path, topology: Topology, membership: Membership | None,
     path.parent.mkdir(parents=True, exist_ok=True)
     if add_run_log(path, topology.role) and activity.stacks is not None:
         activity.stacks.move_to(path)
+    logger.info("logs        %s%s", path.parent, "; --verbose shows all of them here" if is_brief() else "")

@@ -1,4 +1,4 @@
-"""What is written besides the job's result: each rank's log in the run folder, and what libraries print."""
+"""What is written besides the job's result: on stderr, in each rank's log, and by libraries."""
 
 from __future__ import annotations
 
@@ -7,12 +7,30 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+from specdist.utils.documents import is_brief
+
+# Whose lines a terminal shows, beside warnings.
+SUMMARY = tuple(f"specdist.{name}" for name in ("job.generate", "job.ranks.entry", "job.totals", "training"))
+
 logger = logging.getLogger(__name__)
+
+
+class ConsoleLog(logging.StreamHandler[TextIO]):
+    """Stderr, above a bar if there is one: a summary, or all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not is_brief() or record.levelno > logging.INFO or record.name.startswith(SUMMARY)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
 
 
 class RunLog(logging.FileHandler):
@@ -45,7 +63,12 @@ def add_run_log(path: Path, prefix: str) -> bool:
         logger.warning("%s cannot be written (%s): the run continues without it", path, error)
         return False
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{prefix}] %(levelname)s %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    for early in [each for each in root.handlers if isinstance(each, MemoryHandler)]:
+        early.setTarget(handler)
+        root.removeHandler(early)
+        early.close()
     return True
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.columns import OPTIONAL_COLUMNS
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.publishing import write_table
-from specdist.data.stats.rows import RowResult, shard_table
+from specdist.data.stats.rows import repeated
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.sampling.constraints.masker import ThinkingMarkers
@@ -48,11 +49,10 @@ def check_writable(prompts: Prompts) -> None:
 
 def _check_type(prompts: Prompts, field: pa.Field) -> None:
     """Check what becomes of the column's first value."""
-    results = [RowResult(row_id=row, sample_index=sample, prompt=None, finish_reason="error")
-               for row in range(2) for sample in range(2)]  # fmt: skip
     try:
         first = prompts.rows.read(0, 1, [field.name])
-        table = shard_table(pa.concat_tables([first] * 2), results, first_row=0, num_samples=2)
+        column = repeated(pa.concat_tables([first] * 2).column(0), np.array([0, 0, 1, 1]))
+        table = pa.table([column], schema=pa.schema([field]))
         write_table(io.BytesIO(), table)
         pa.concat_tables([table, table]).unify_dictionaries()
     except pa.ArrowException as error:

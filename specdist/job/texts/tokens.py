@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdist.config.prompts import RESERVED, ChatFormat
@@ -50,17 +51,20 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     with reading(f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: it"):
         files = [path for path in sorted(checkpoint.folder.iterdir()) if path.suffix in SMALL_FILE_SUFFIXES]
         digests = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files)
-        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, digests)
+        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, digests, checkpoint.chat_template)
 
 
 @functools.lru_cache(maxsize=4)
-def _tokenizer_of(folder: Path, trusts_code: bool, digests: Hashable) -> PreTrainedTokenizerBase:
-    """``digests``: of the files in the folder."""
+def _tokenizer_of(
+    folder: Path, trusts_code: bool, digests: Hashable, chat_template: str | None
+) -> PreTrainedTokenizerBase:
+    """``digests``: of the files in the folder; ``chat_template``: in place of the tokenizer's own."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code)
     # Some damage shows only in use.
     ids = tokenizer(TRIAL_TEXT)["input_ids"]
     _text(tokenizer, ids, True)
     max(tokenizer.get_vocab().values())
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
     return tokenizer
 
 
@@ -252,12 +256,23 @@ def ids_within(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
-    """Raises :class:`UserError` for chat messages, which ``chat`` names, without a chat template: every row
-    would fail."""
+    """Raises :class:`UserError` for chat messages, which ``chat`` names, without a chat template, with which
+    every row would fail, and for one of ``--chat_template`` that is not Jinja."""
+    if checkpoint.chat_template is not None:
+        try:
+            trial = [{"role": "user", "content": TRIAL_TEXT}]
+            load_tokenizer(checkpoint).apply_chat_template(trial, tokenize=False)
+        except TemplateSyntaxError as error:
+            raise UserError(
+                f"--chat_template: line {error.lineno} of the file is not Jinja: {error.message}; correct it"
+            ) from error
+        except Exception:  # a template can raise anything, and says so of each row
+            logger.debug("the chat template renders no single message", exc_info=True)
     if chat is not None and not load_tokenizer(checkpoint).chat_template:
         raise UserError(
             f"{chat} needs a chat template, and the tokenizer of --target "
-            f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+            f"{checkpoint.name} has none: choose a chat model, name a template with --chat_template, or "
+            "give plain text with --prompt_column"
         )
 
 

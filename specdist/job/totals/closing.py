@@ -8,7 +8,7 @@ from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.report import frozen_costs
-from specdist.job.totals.spending import gpu_price_of, price_text
+from specdist.job.totals.spending import options_of, price_text
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 CHECK = "loading_check"
@@ -32,7 +32,8 @@ def exactness(manifest: Manifest) -> str:
 
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
-    """Five or six lines for people on what the finished shards add up to, and what to do next."""
+    """Five or six lines for people on what all rows add up to, and what to do next. ``total``: of finished
+    shards."""
     next_step = "to resume, start the same command, or submit the same job, again"
     if not folder.missing_shards():
         next_step = f"{SHOW} {shlex.quote(str(folder.path))}"
@@ -42,20 +43,26 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
 
 def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
     """All of them but the last, of what is in the folder."""
+    total, finished = Stats(), total
+    total.add(finished)
     plan = folder.plan()
     missing = folder.missing_shards()
     num_expected = plan.num_completions
     num_finished = num_expected - sum(map(plan.num_completions_of, missing))
     path = shlex.quote(str(folder.path))
     if missing:
-        num_kept = sum(len(folder.part_rows(shard)) for shard in {*missing} & {*folder.begun_shards()})
+        logs = [folder.part_logs(shard) for shard in sorted({*missing} & {*folder.begun_shards()})]
+        num_kept = sum(len(found) for found, _ in logs)
+        for _, stats in logs:
+            total.add(Stats.from_json(stats or {}))
         rows = (
             f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished shards, "
             f"{num_kept:,} in unfinished shards"
         )
     else:
         rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
-    errors, speed, acceptance = "none", "nothing was generated", _nothing_drafted(folder)
+    errors, speed = "none", "nothing was generated"
+    acceptance = f"nothing was drafted: {_why_not(folder) if total.num_completion_tokens else 'no tokens'}"
     figures = total.summary(num_devices)
     if total.num_error_rows:
         errors = (
@@ -67,7 +74,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
-        price = price_text(gpu_price_of(folder.config_path), figures["tokens_per_s_per_device"])
+        price = price_text(options_of(folder.config_path), figures["tokens_per_s_per_device"])
         speed += f"; {price}" if price else ""
     if figures["time_to_first_token_s"] is not None:
         speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
@@ -84,15 +91,18 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
     ]
 
 
-def _nothing_drafted(folder: RunFolder) -> str:
-    """Why, if it was for the costs."""
-    costs = frozen_costs(folder)
+def _why_not(folder: RunFolder) -> str:
+    """Why nothing was drafted."""
+    settings, costs = folder.manifest.fingerprint, frozen_costs(folder)
+    if settings["policy"] == "none":
+        is_given = options_of(folder.config_path).get("draft") is not None
+        return "--policy none uses no draft" if is_given else "no --draft was given"
     if costs is None or not any(costs.draft.ns):
-        return "nothing was drafted"
+        return f"--policy {settings['policy']} asked for no token, or the draft had none"
     rows = costs.context.num_rows
     step, alone, longer = costs.drafting_ns(rows), float(costs.target(rows)), float(costs.target(2 * rows))
     return (
-        f"nothing was drafted: by the run's costs a draft step of {rows} "
-        f"sequences takes {step / 1e6:,.1f} ms, and a pass of the target {alone / 1e6:,.1f} ms without "
-        f"candidates and {longer / 1e6:,.1f} ms with one of each"
+        f"by the run's costs it does not pay at {rows} sequences: a draft step of them takes "
+        f"{step / 1e6:,.1f} ms, a pass of the target {alone / 1e6:,.1f} ms without candidates and "
+        f"{longer / 1e6:,.1f} ms with one of each"
     )

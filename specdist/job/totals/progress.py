@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -18,28 +17,6 @@ LINE_INTERVAL_S = 60.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """``num_done`` counts the finished completions of the whole run; the others count those that this replica
-    has finished since it started."""
-
-    num_done: int = 0
-    num_new: int = 0
-    num_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-    def with_row(self, result: RowResult) -> Counts:
-        """The counts with one more completion."""
-        return Counts(
-            num_done=self.num_done + 1,
-            num_new=self.num_new + 1,
-            num_tokens=self.num_tokens + result.num_completion_tokens,
-            num_drafted=self.num_drafted + result.num_draft_tokens,
-            num_accepted=self.num_accepted + result.num_accepted_draft_tokens,
-        )
-
-
 class Progress:
     """Counts completions. Those of an earlier run fill the bar but are not part of rates."""
 
@@ -47,15 +24,16 @@ class Progress:
         self._bar = tqdm(
             total=num_total,
             initial=num_done,
-            unit="row",
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
-            smoothing=0.05,
+            smoothing=0,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt} rows{postfix}, {remaining} left",
         )
         self._num_total = num_total
-        # Of every shard that is not known to be complete, those that are counted.
-        self._num_of_shard = Counter[int]()
-        self.counts = Counts(num_done=num_done)
+        # Completions of the whole run, and of every shard that is not known to be complete; then those that
+        # this replica has finished, and their tokens.
+        self._num_done, self._num_of_shard = num_done, Counter[int]()
+        self._num_new = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._start = self._line_at = time.monotonic()
 
     def found(self, shard: int, num_rows: int) -> None:
@@ -68,30 +46,34 @@ class Progress:
         self._skip(num_rows - self._num_of_shard.pop(shard, 0))
 
     def _skip(self, num_rows: int) -> None:
-        if num_rows:
-            self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
-            self._bar.update(num_rows)
+        self._num_done += num_rows
+        if num_rows and not self._bar.disable:
+            self._bar.initial += num_rows
+            self._bar.n += num_rows
+            self._bar.refresh()
 
     def add(self, result: RowResult, shard: int) -> None:
         """Count a completion that this replica has finished."""
         self._num_of_shard[shard] += 1
-        self.counts = self.counts.with_row(result)
+        self._num_done += 1
+        self._num_new += 1
+        self._num_tokens += result.num_completion_tokens
+        self._num_drafted += result.num_draft_tokens
+        self._num_accepted += result.num_accepted_draft_tokens
         self._bar.set_postfix_str(self._rates(), refresh=False)
         self._bar.update(1)
         now = time.monotonic()
         if self._bar.disable and now - self._line_at >= LINE_INTERVAL_S:
             self._line_at = now
-            num_done = self.counts.num_done
-            left_s = (self._num_total - num_done) * (now - self._start) / self.counts.num_new
+            left_s = (self._num_total - self._num_done) * (now - self._start) / self._num_new
             line = "%d of %d rows, %s, about %.0f min left"
-            logger.info(line, num_done, self._num_total, self._rates(), left_s / 60)
+            logger.info(line, self._num_done, self._num_total, self._rates(), left_s / 60)
 
     def close(self) -> None:
         self._bar.close()
 
     def _rates(self) -> str:
-        counts = self.counts
-        rates = f"{counts.num_tokens / max(time.monotonic() - self._start, 1e-9):.1f} tokens/s"
-        if counts.num_drafted:
-            rates += f", {counts.num_accepted / counts.num_drafted:.0%} accepted"
+        rates = f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.1f} tokens/s"
+        if self._num_drafted:
+            rates += f", {self._num_accepted / self._num_drafted:.0%} accepted"
         return rates

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specdist.config.names import launch_line
 from specdist.data.leases.heartbeat import Beat, Watch, beat_path, replicas_in
 from specdist.data.leases.leases import Leases
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals.spending import gpu_price_of, price_text
+from specdist.job.totals.spending import options_of, price_text
 from specdist.job.totals.totals import Total, total_of
 from specdist.utils.errors import UserError
 
@@ -40,7 +41,7 @@ class RunStatus:
 
     ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
     from the replicas at work; None if there are none, or none has finished a row. ``costs``: what a million
-    tokens of finished shards cost, if that can be told.
+    tokens of finished shards cost, if that can be told; ``next_step``: where no replica is at work.
     """
 
     num_shards: int
@@ -56,6 +57,7 @@ class RunStatus:
     left_s: float | None
     errors: dict[str, int]
     costs: str = ""
+    next_step: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -63,7 +65,7 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         values = {"complete": self.is_complete, **asdict(self)}
-        return values if self.costs else {name: value for name, value in values.items() if name != "costs"}
+        return {name: value for name, value in values.items() if value != ""}
 
     def lines(self) -> list[str]:
         """The status in lines for people."""
@@ -72,7 +74,9 @@ class RunStatus:
             f"{len(self.failed)} failed, {self.num_waiting} waiting",
             f"rows      {self.num_rows:,} of {self.num_expected_rows:,}, {self.num_tokens:,} tokens",
         ]
-        if not self.is_complete:
+        if self.next_step:
+            lines.append(f"work      nobody works on it: start it again with {self.next_step}")
+        elif not self.is_complete:
             rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.1f}"
             replicas = "1 replica" if self.num_replicas == 1 else f"{self.num_replicas} replicas"
             lines.append(f"speed     {rate} tokens/s by {replicas}")
@@ -125,7 +129,7 @@ class StatusReader:
         for shard in range(plan.num_shards):
             if shard in self._done:
                 continue
-            rows = self._folder.part_rows(shard) if shard in begun else []
+            rows = self._folder.part_logs(shard)[0] if shard in begun else []
             num_rows += len(rows)
             num_tokens += sum(row.num_completion_tokens for row in rows)
             errors.update(error_kind(row.error) for row in rows if row.error is not None)
@@ -138,6 +142,8 @@ class StatusReader:
         beats = list(self._beats(is_gone))
         num_rows += self._total.num_rows
         num_expected = plan.num_completions
+        info, words = self._folder.manifest.info, ["--config", str(self._folder.config_path)]
+        is_idle = len(self._done) < plan.num_shards and all(map(is_gone, replicas_in(self._leases_folder)))
         rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
         return RunStatus(
             num_shards=plan.num_shards,
@@ -153,12 +159,13 @@ class StatusReader:
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
             costs=self._costs(),
+            next_step=launch_line(info["world_size"], words, device=info["device"]) if is_idle else "",
         )
 
     def _costs(self) -> str:
         info = self._folder.manifest.info
         figures = self._total.stats.summary(info.get("world_size", 1))
-        return price_text(gpu_price_of(self._folder.config_path), figures["tokens_per_s_per_device"])
+        return price_text(options_of(self._folder.config_path), figures["tokens_per_s_per_device"])
 
     def _see_done(self) -> None:
         new = self._folder.complete_among(sorted(self._folder.recorded_shards() - self._done))

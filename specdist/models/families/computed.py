@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
+from transformers.initialization import guard_torch_init_functions
 
 from specdist.models.files.checkpoint import Checkpoint, build_model
 from specdist.models.quantized.quantized import plain_config
@@ -37,11 +38,15 @@ def _parameters_on_meta() -> Iterator[None]:
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
             return None
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        found = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        found._is_hf_initialized = True  # type: ignore[attr-defined]
+        return found
 
     hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
     try:
-        yield
+        # Random numbers for every one, which has no values, would take most of the time.
+        with guard_torch_init_functions():
+            yield
     finally:
         hook.remove()
 

@@ -57,7 +57,7 @@ class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
     is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``has_float8_cache``: its
-    keys and values are kept in 8 bits (``--cache_dtype``)."""
+    keys and values are kept in 8 bits (``--cache_dtype``); ``chat_template``: in place of its tokenizer's."""
 
     option: str
     name: str
@@ -68,6 +68,7 @@ class Checkpoint:
     quantization: str | None = None
     adapter: LoraAdapter | None = None
     has_float8_cache: bool = False
+    chat_template: str | None = None
 
     @property
     def drafter(self) -> Drafter | None:

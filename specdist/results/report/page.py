@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import seed_says
 from specdist.data.store.files import write_atomically
-from specdist.job.totals.spending import price_per_million
+from specdist.job.totals.spending import NOT_COMPARED, chosen_options, price_per_million
 from specdist.results.report.figures import RUN_COLOURS, draw_figures
 from specdist.results.report.runs import ReportedRun, labels_of, read_run
 from specdist.utils.errors import UserError
@@ -24,8 +22,6 @@ from specdist.utils.packages import version_of
 
 PAGE_FILE = "report.html"
 REPORT_FOLDER = "report"
-DEFAULTS = {item.name: item.default for item in dataclasses.fields(GenerateConfig)}
-NOT_COMPARED = ("output", "overwrite")
 PACKAGES = ("specdist", "torch", "transformers", "deepspeed")
 NOTHING = "–"
 
@@ -106,7 +102,7 @@ def table_groups(runs: Sequence[ReportedRun]) -> list[tuple[str, list[list[str]]
         chosen = [name for name in options if len({shown(run.config.get(name)) for run in runs}) > 1]
         title = "Options that differ"
     else:
-        chosen = [name for name in options if runs[0].config[name] not in (DEFAULTS.get(name), [])]
+        chosen = list(chosen_options(runs[0].config))
         title = "Options that are not the defaults"
     groups = [
         ("Figures (show.py --schema says what they mean)", [_figures_of(run) for run in runs]),
