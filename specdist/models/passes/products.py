@@ -44,7 +44,7 @@ PRODUCTS = "products_of_few_tokens"
 # Numbers of tokens that are tried; others go the way of the next larger one, and more torch's.
 NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 # The norms after a product are one program's, which is slower for more tokens than a kernel.
-NUM_NORMED = (1, 2, 4, 8)
+NUM_NORMED = NUM_TOKENS[:4]
 # The kernel has to be faster by so much, at its best of some turns: less might be noise.
 LEAST_GAIN, NUM_TURNS = 1.05, 2
 # Products of smaller matrices are launches.
@@ -211,8 +211,9 @@ def _followed(model: nn.Module) -> Iterator[Product]:
         elif isinstance(fused, FusedDecoderLayer) and fused.sums is None:
             width = len(cast(Any, module).input_layernorm.weight)
             for product in filter(None, [vars(each).get(all_reduce.PRODUCT) for each in module.modules()]):
-                has_bias_after = isinstance(product, QuantizedProduct) and product.layer.bias is not None
-                if len(product.arrivals) == width and not has_bias_after:
+                layer, is_quantized = product.layer, isinstance(product, QuantizedProduct)
+                does_more = is_quantized and (layer.sums_over_ranks or layer.bias is not None)
+                if len(product.arrivals) == width and not (does_more or _is_summed(layer)):
                     yield _normed(product, fused, norms)
 
 
