@@ -83,10 +83,13 @@ def residual_norm_kernel(
     inputs, residual, weight_before, weight, sums, output, peers, turns, num_rows, rank, most_waits,
     epsilon, width: tl.constexpr, weight_offset: tl.constexpr, rounds_first: tl.constexpr,
     is_normed_before: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
-    num_ranks: tl.constexpr, block_ranks: tl.constexpr, half: tl.constexpr,
+    num_ranks: tl.constexpr, block_ranks: tl.constexpr, half: tl.constexpr, block=None,
 ):  # fmt: skip
-    """Grid: (blocks of rows,). With several ranks the inputs are terms of a sum over them."""
-    rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    """Grid: (blocks of rows,), unless it is called for a block. With several ranks the inputs are terms of a
+    sum over them."""
+    if block is None:
+        block = tl.program_id(0)
+    rows_M = block * block_rows + tl.arange(0, block_rows)
     columns_W = tl.arange(0, block_width)
     is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
     places = rows_M.to(tl.int64)[:, None] * width + columns_W[None, :]
@@ -240,10 +243,10 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return output
 
 
-def norm_constants(width: int) -> dict[str, int]:
+def norm_constants(width: int, block: int = BLOCK) -> dict[str, int]:
     """The block of a norm's program: one row, or several narrow ones, such as heads."""
     block_width = triton.next_power_of_2(width)
-    return {"block_rows": max(1, BLOCK // block_width), "block_width": block_width}
+    return {"block_rows": max(1, block // block_width), "block_width": block_width}
 
 
 def norm_options(width: int, numbers_per_thread: int = NUMBERS_PER_THREAD) -> dict[str, int | bool]:

@@ -3,6 +3,7 @@
 A program has a block of outputs and a part of the inputs (a split), so that there are two for every
 multiprocessor, and streams its weights through stages of shared memory. It leaves its sums in memory; of the
 programs of a block the last to come adds them, from the first split to the last: the same bits in every run.
+The last of all blocks may do the residual and norms that follow.
 Splits depend on the matrix and the device alone, so that other tokens change nothing.
 
 Weights, and inputs, of 8 bits are multiplied as the 16-bit numbers that hold them, and sums by their scales.
@@ -18,12 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from specdist.kernels.float8_cache import readable
-from specdist.kernels.layers import _rounded, gated
+from specdist.kernels.layers import _rounded, gated, norm_constants, residual_norm_kernel
 from specdist.kernels.paged_attention import _dot
 
 MAX_TOKENS, LEAST_BLOCK_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 64, 16, 64, 128
 # What a multiprocessor runs at a time (of an interpreter's four), and the least blocks of inputs of a split.
 PROGRAMS_PER_MULTIPROCESSOR, HOST_MULTIPROCESSORS, LEAST_STEPS = 2, 4, 2
+# Numbers of rows that are normed at a time: they stay in the registers of a program.
+NORMED_NUMBERS = 8192
 # Blocks of weights in shared memory, by bytes of a number.
 STAGES = {1: 5, 2: 4, 4: 3}
 
@@ -51,11 +54,14 @@ def _scaled(sums, scales, input_scales, places_N, places_T, is_token_T):
 def few_tokens_kernel(
     inputs, numbers, bias, scales, input_scales, output, partials, arrivals, num_tokens, num_outputs,
     num_inputs, num_splits, split_steps, stride_token, stride_row, stride_scale, stride_input_scale,
-    rows: tl.constexpr, columns: tl.constexpr, gate: tl.constexpr, block_tokens: tl.constexpr,
-    block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    residual, weight_before, weight, epsilon, rows: tl.constexpr, columns: tl.constexpr, gate: tl.constexpr,
+    weight_offset: tl.constexpr, rounds_first: tl.constexpr, block_tokens: tl.constexpr,
+    block_outputs: tl.constexpr, block_inputs: tl.constexpr, width: tl.constexpr, block_width: tl.constexpr,
+    block_rows: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of outputs, splits). ``rows`` and ``columns``: that share a scale, 0 for all; ``gate``:
-    1 for SiLU and 2 for GELU of the first half of the matrix, times the second: their rows take turns."""
+    1 for SiLU and 2 for GELU of the first half of the matrix, times the second: their rows take turns.
+    ``width``: of what is normed, all outputs of a token; their sums and norms follow them in memory."""
     block, split = tl.program_id(0), tl.program_id(1)
     tokens_T, own_N = tl.arange(0, block_tokens), tl.arange(0, block_outputs)
     parts: tl.constexpr = 2 if gate > 0 else 1
@@ -115,6 +121,19 @@ def few_tokens_kernel(
         outputs_N = block * (block_outputs // parts) + tl.arange(0, block_outputs // parts)
         to_output = output + tokens_T.to(tl.int64)[None, :] * num_outputs + outputs_N[:, None]
         tl.store(to_output, numbers_NT, mask=(outputs_N < num_outputs)[:, None] & is_token)
+        if width > 0:
+            num_blocks = tl.num_programs(0)
+            tl.debug_barrier()
+            if tl.atomic_add(arrivals + num_blocks, 1, sem="acq_rel") == num_blocks - 1:
+                tl.debug_barrier()
+                tl.store(arrivals + num_blocks, 0)
+                size = num_tokens * width
+                for tokens in range(tl.cdiv(num_tokens, block_rows)):
+                    residual_norm_kernel(
+                        output, residual, weight_before, weight, output + size, output + 2 * size, None, None,
+                        num_tokens, 0, 0, epsilon, width, weight_offset, rounds_first,
+                        weight_before is not None, block_rows, block_width, 1, 1, 0, tokens,
+                    )  # fmt: skip
 
 
 def splits_of(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> tuple[int, int]:
@@ -129,13 +148,16 @@ def splits_of(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> tu
 @torch.library.custom_op("specdist::few_tokens_product", mutates_args=("arrivals",))
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
-    scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
-    rows: int | None = None, columns: int | None = None, gate: int = 0,
+    scales_AB: Tensor | None = None, input_scales: Tensor | None = None, residual: Tensor | None = None,
+    weight_before_W: Tensor | None = None, weight_W: Tensor | None = None, *, dtype: torch.dtype,
+    rows: int | None = None, columns: int | None = None, gate: int = 0, epsilon: float = 0.0,
+    weight_offset: float = 0.0, rounds_first: bool = False,
 ) -> Tensor:  # fmt: skip
-    """[T, N] in this dtype, which is that of the weights and inputs that are not of 8 bits.
+    """[T, N] in this dtype, which is that of the weights and inputs that are not of 8 bits. With a residual
+    [2, T, N]: what :func:`specdist.kernels.layers.residual_norm` makes of it.
 
     Args:
-        arrivals: int32, zeros before and after, one for each block of outputs; of one launch at a time.
+        arrivals: int32, zeros before and after, one more than blocks of outputs; of one launch at a time.
         scales_AB: float32, each of ``rows`` × ``columns`` weights, None for all; ``input_scales``: [T, B], or
             of all tokens [1, 1].
         gate: of the kernel; then [T, N / 2].
@@ -155,8 +177,9 @@ def few_tokens_product(
         number = torch.cuda.get_device_properties(inputs_TK.device).multi_processor_count
     num_splits, split_steps = splits_of(num_rows, num_inputs, number)
     num_outputs = num_rows // 2 if gate else num_rows
-    num_blocks, options = triton.cdiv(num_rows, BLOCK_OUTPUTS), constants(num_tokens)
-    output = inputs_TK.new_empty(num_tokens, num_outputs, dtype=dtype)
+    num_blocks, is_normed = triton.cdiv(num_rows, BLOCK_OUTPUTS), residual is not None
+    options = constants(num_tokens, num_outputs * is_normed)
+    output = inputs_TK.new_empty(3 if is_normed else 1, num_tokens, num_outputs, dtype=dtype)
     num_sums = num_splits * num_blocks * BLOCK_OUTPUTS * options["block_tokens"]
     partials = inputs_TK.new_empty(num_sums if num_splits > 1 else 0, dtype=torch.float32)
     if num_tokens:
@@ -165,13 +188,15 @@ def few_tokens_product(
             num_outputs, num_inputs, num_splits, split_steps, inputs_TK.stride(0), numbers_NK.stride(0),
             0 if scales_AB is None else scales_AB.shape[1],
             0 if input_scales is None or len(input_scales) == 1 else input_scales.stride(0),
-            rows=rows or 0, columns=columns or 0, gate=gate, num_stages=STAGES[numbers_NK.itemsize],
-            **options,
+            None if residual is None else residual.contiguous(), weight_before_W, weight_W, epsilon,
+            rows=rows or 0, columns=columns or 0, gate=gate, weight_offset=weight_offset,
+            rounds_first=rounds_first, num_stages=STAGES[numbers_NK.itemsize], **options,
         )  # fmt: skip
-    return output
+    return output[1:] if is_normed else output[0]
 
 
-def constants(num_tokens: int) -> dict[str, int]:
-    """The blocks of a program for so many tokens."""
+def constants(num_tokens: int, width: int = 0) -> dict[str, int]:
+    """The blocks of a program for so many tokens, whose outputs of this width are normed."""
     block_tokens = max(LEAST_BLOCK_TOKENS, triton.next_power_of_2(num_tokens))
-    return {"block_tokens": block_tokens, "block_outputs": BLOCK_OUTPUTS, "block_inputs": BLOCK_INPUTS}
+    blocks = {"block_tokens": block_tokens, "block_outputs": BLOCK_OUTPUTS, "block_inputs": BLOCK_INPUTS}
+    return {**blocks, "width": width, **norm_constants(max(1, width), NORMED_NUMBERS)}

@@ -217,7 +217,8 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         of = f" of sums over {num_ranks}" * (num_ranks > 1)
         about = f"residual and norm{of} of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
         options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
-        yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
+        own = constants | {"block": None}
+        yield Variant(about, layers.residual_norm_kernel, own, residual, ("epsilon",), options)
         if num_ranks > 1:
             constants = constants | {"half": 512 * width}
             about, kernel = f"{about}, rows shared out", shared_rows.shared_rows_kernel
@@ -311,7 +312,8 @@ def product_variants(dtype: str) -> Iterator[Variant]:
     """Of few tokens and of more, with weights as they are and in 8 bits, whose scales are of rows or blocks,
     and inputs that are rounded or not; and how many bytes of weights of a program are on their way."""
     pointers = {"scales": "*fp32", "input_scales": "*fp32", "partials": "*fp32", "arrivals": "*i32"}
-    pointers |= dict.fromkeys(("inputs", "numbers", "bias", "output"), DTYPE_POINTERS[dtype])
+    of_norms = ("residual", "weight_before", "weight")
+    pointers |= dict.fromkeys(("inputs", "numbers", "bias", "output", *of_norms), DTYPE_POINTERS[dtype])
     narrow = [(name, *FLOAT8_PAGES[name], columns) for name in FLOAT8_PAGES for columns in (0, 128)]
     narrow += [("int8", "*i8", CAPABILITIES, 0), ("weights in int8", "*i8", CAPABILITIES, 0)]
     for about, own, capabilities, columns in (("", "", CAPABILITIES, 0), *narrow * (dtype != "float32")):
@@ -322,16 +324,20 @@ def product_variants(dtype: str) -> Iterator[Variant]:
         constants = {"bias": None, "rows": columns or int(bool(own)), "columns": columns}
         constants |= {} if own else dict.fromkeys(("scales", "input_scales"))
         constants |= {"input_scales": None} if len(names) == 1 else {}
+        constants |= {"weight_offset": 0.0, "rounds_first": True}
         own_pointers = pointers | (dict.fromkeys(names, own) if own else {})
         about += ", " * bool(about) + "scales of blocks, " * bool(columns)
         about += f"{stages} stages, {kib} KiB on their way ({dtype})"
-        sizes = ((1, 0), (1, 1), (products.MAX_TOKENS, 0))
-        for num_tokens, gate in sizes[:1] if dtype == "float32" else sizes:
-            name = f"product of {num_tokens} tokens, {'SiLU, ' * gate}{about.removeprefix('bits of ')}"
+        sizes = [(1, 0, 0), (1, 1, 0), (products.MAX_TOKENS, 0, 0), (1, 0, 4096), (1, 0, 8192)]
+        for num_tokens, gate, width in sizes[:1] if dtype == "float32" else sizes[: 3 if own else 5]:
+            # The wider rows are normed before, too.
+            absent = dict.fromkeys({0: of_norms, 4096: of_norms[1:2], 8192: ()}[width])
+            then = f"norm of {width}, " * bool(width) + "SiLU, " * gate
             yield Variant(
-                name, products.few_tokens_kernel,
-                constants | {"gate": gate, **products.constants(num_tokens)}, own_pointers, (),
-                {"num_stages": stages}, capabilities,
+                f"product of {num_tokens} tokens, {then}{about.removeprefix('bits of ')}",
+                products.few_tokens_kernel,
+                constants | absent | {"gate": gate, **products.constants(num_tokens, width)}, own_pointers,
+                ("epsilon",), {"num_stages": stages}, capabilities,
             )  # fmt: skip
 
 

@@ -152,8 +152,8 @@ def route(
 
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
-    scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *, dtype: torch.dtype,
-    rows: int | None = None, columns: int | None = None, gate: int = 0,
+    scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *after: Any, dtype: torch.dtype,
+    rows: int | None = None, columns: int | None = None, gate: int = 0, **form: Any,
 ) -> Tensor:  # fmt: skip
     assert not arrivals.any()
     inputs, weight = inputs_TK.double(), numbers_NK.double()
@@ -165,6 +165,9 @@ def few_tokens_product(
         inputs *= input_scales.repeat_interleave(width, 1)[:, :num_inputs]
     outputs = inputs @ weight.T
     outputs = (outputs if bias_N is None else outputs + bias_N).to(dtype)
+    if after:
+        form = {"epsilon": 0.0, "weight_offset": 0.0, "rounds_first": False, **form}
+        return torch.stack(residual_norm(outputs, *after, **form))
     return gated_activation(*outputs.chunk(2, 1), is_tanh=gate == 2) if gate else outputs
 
 

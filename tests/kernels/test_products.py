@@ -87,6 +87,46 @@ def test_products_of_few_tokens_equal_float64(
         assert (product(slice(3), gate=gate) - exact).norm() <= 2 * TOLERANCES[dtype] * exact.norm()
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "width", "dtype", "is_gemma"),
+    [
+        (1, 150, BFLOAT16, False), (5, 150, FLOAT32, True), (6, 1030, BFLOAT16, True),
+        (8, 64, FLOAT16, False), (64, 100, BFLOAT16, False), (17, 20, BFLOAT16, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_residual_and_norms_in_a_product_equal_float64(
+    num_tokens: int, width: int, dtype: torch.dtype, is_gemma: bool, device: torch.device
+) -> None:
+    """Of rows that are parts of wider ones. NaN stays in its row; and the same bits again."""
+    sizes = [(num_tokens, NUM_INPUTS), (num_tokens, width), (width, NUM_INPUTS)]
+    x, residual, numbers = (
+        random(rows, size + 16, dtype=dtype, device=device, seed=seed)[:, :size]
+        for seed, (rows, size) in enumerate(sizes)
+    )
+    numbers = numbers / NUM_INPUTS**0.5
+    before, weight, bias = (random(width, dtype=dtype, device=device, seed=seed) for seed in (3, 4, 5))
+    x[1:2, 7], arrivals = torch.nan, torch.zeros(-(-width // 64) + 1, dtype=torch.int32, device=device)
+    form = {"epsilon": 1e-5, "weight_offset": float(is_gemma), "rounds_first": not is_gemma}
+
+    def norm(rows: Tensor, weight: Tensor) -> Tensor:
+        rows = rows / (rows.square().mean(1, keepdim=True) + 1e-5).sqrt()
+        return rows * (form["weight_offset"] + weight.double())
+
+    weights = {"weight_before_W": before if is_gemma else None, "weight_W": weight}
+    found, again = (
+        few_tokens_product(x, numbers, bias, arrivals, dtype=dtype, residual=residual, **weights, **form)
+        for _ in range(2)
+    )
+    sums = x.double() @ numbers.double().T + bias.double()
+    sums = residual.double() + (norm(sums, before) if is_gemma else sums)
+    is_token = torch.arange(num_tokens, device=device) != 1
+    assert torch.equal(found.isnan().all(2), ~is_token.expand(2, -1)) and not found[:, is_token].isnan().any()
+    assert torch.equal(found.nan_to_num(9.0), again.nan_to_num(9.0)) and not arrivals.any()
+    for mine, exact in zip(found, (sums, norm(sums, weight)), strict=True):
+        assert (mine - exact)[is_token].norm() <= 2 * TOLERANCES[dtype] * exact[is_token].norm()
+
+
 @pytest.mark.parametrize("num_multiprocessors", [108, 132, 148])
 def test_matrices_are_split_for_the_whole_card(num_multiprocessors: int) -> None:
     """Those of a layer of 1B and 8B, and of 70B over four ranks: no split is empty, none is left out."""

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels import products as kernels
 from specdist.models.passes import products
+from specdist.models.passes.all_reduce import Sums
 from specdist.models.passes.fused_modules import JoinedProjections
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.products import KERNEL, TORCH, choose_products
@@ -115,29 +116,42 @@ def test_a_run_that_goes_on_keeps_its_choice_but_for_a_kernel_that_is_wrong_here
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
-def test_a_product_of_gates_and_ups_has_their_activation_in_it(
-    is_wrong: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("llama", "right"), ("gemma2", "right"), ("llama", "wrong"), ("llama", "many"), ("llama", "summed")],
+)
+def test_what_follows_a_product_is_in_its_kernel(
+    family: str, case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a whole model; not where its numbers are wrong."""
-    gates, own = list[int](), kernels.few_tokens_product
+    """In a whole model; not where its numbers are wrong. A residual and norms not for many tokens, not over
+    ranks, and not where something else is made of a product."""
+    calls, own = list[str](), kernels.few_tokens_product
 
     def counted(*args: Any, gate: int = 0, **options: Any) -> Tensor:
-        gates.append(gate)
-        return own(*args, gate=gate + (is_wrong and gate), **options)
+        is_wrong, is_normed = case == "wrong", "residual" in options
+        calls.append("norm" if is_normed else "gate" if gate else "plain")
+        return own(*args, gate=gate + (is_wrong and gate), **options) + float(is_wrong and is_normed)
 
     monkeypatch.setattr(kernels, "few_tokens_product", counted)
     monkeypatch.setattr(products, "NUM_TOKENS", (1, NUM_TOKENS))
+    monkeypatch.setattr(products, "NUM_NORMED", (1, NUM_TOKENS)[: 1 if case == "many" else 2])
     monkeypatch.setattr(products, "MIN_WEIGHTS", 1)
-    model = paged_model("llama", CPU, torch.float32)
+    model = paged_model(family, CPU, torch.float32)
+    model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda *args: 2 * args[2])
     expected = logits_of(model)
     fused, seconds = FusedLayers(model, CPU, torch.float32), itertools.cycle((2.0, 1.0))
+    for layer in model.model.layers if case == "summed" else ():
+        layer.forward.sums = Sums(None, {}, ())  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "specdist"):
-        choose_products(model, dtype=torch.float32, device=CPU, measure=lambda _: next(seconds))
-    assert ("activation in the product: 192 × 64: its numbers differ by" in caplog.text) == is_wrong
-    gates.clear()
+        choice = choose_products(model, dtype=torch.float32, device=CPU, measure=lambda _: next(seconds))
+    assert any("norm" in kind for kind in choice) == (case != "summed")
+    assert ("residual and norm: its numbers differ by" in caplog.text) == (case == "wrong")
     with fused.active():
+        logits_of(model)  # which shows what gives products
+        calls.clear()
         found = logits_of(model)
+    gate, norm = "plain" if case == "wrong" else "gate", "norm" if case == "right" else "plain"
     # Of a layer q, k and v; o; gate and up; and down. Then the head.
-    assert gates == [0, 0, int(not is_wrong), 0] * NUM_LAYERS + [0]
+    layers = [["plain", norm if index != 1 else "plain", gate, norm] for index in range(NUM_LAYERS)]
+    assert calls == [*itertools.chain(*layers), "plain"]
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -6,7 +6,8 @@ KERNEL = "tests/kernels/test_products.py::test_products_of_few_tokens_equal_floa
 CHOICE = "tests/models/test_products.py::"
 FASTER = CHOICE + "test_the_kernel_is_used_where_it_is_right_and_clearly_faster"
 FROZEN = CHOICE + "test_a_run_that_goes_on_keeps_its_choice_but_for_a_kernel_that_is_wrong_here"
-GATES = CHOICE + "test_a_product_of_gates_and_ups_has_their_activation_in_it"
+FOLLOWED = CHOICE + "test_what_follows_a_product_is_in_its_kernel"
+NORMS = "tests/kernels/test_products.py::test_a_residual_and_norms_in_a_product_equal_float64"
 
 PRODUCT_FAULTS = (
     Mutant("last-split-of-a-product-left-out", "few_tokens_kernel",
@@ -37,14 +38,34 @@ PRODUCT_FAULTS = (
         "own_N % parts * num_outputs",
         "own_N % parts",
         (KERNEL,)),
-    Mutant("a-wrong-activation-in-the-product", "_place_gates",
-        "            if tried[key] is None:",
-        "            if key in tried:",
-        (GATES,)),
+    Mutant("rows-normed-before-the-last-block-has-come", "few_tokens_kernel",
+        '1, sem="acq_rel") == num_blocks - 1',
+        '1, sem="acq_rel") == num_blocks - 2',
+        (NORMS,)),
+    Mutant("blocks-that-have-come-are-kept", "few_tokens_kernel",
+        "tl.store(arrivals + num_blocks, 0)",
+        "tl.store(arrivals + num_blocks, 1)",
+        (NORMS,)),
+    Mutant("one-block-of-rows-normed", "few_tokens_kernel",
+        "range(tl.cdiv(num_tokens, block_rows))",
+        "range(1)",
+        (NORMS,)),
+    Mutant("a-product-left-before-its-layer-is-known-to-give-it", "Norms.product",
+        "        if not (self._is_left and twin",
+        "        if not (self is not None and twin",
+        (FOLLOWED,)),
+    Mutant("norms-in-the-product-over-ranks", "_followed",
+        "and fused.sums is None:",
+        "and norms is not None:",
+        (FOLLOWED,)),
+    Mutant("norms-of-many-tokens-in-the-product", "products._tried",
+        "product.num_tokens or NUM_TOKENS",
+        "NUM_TOKENS",
+        (FOLLOWED,)),
     Mutant("activations-after-the-product", "FusedMlp.__call__",
         "if self.product is not None and",
         "if self.product is None and",
-        (GATES,)),
+        (FOLLOWED,)),
     Mutant("products-by-the-kernel-though-no-faster", "products._fastest",
         "if LEAST_GAIN * of_kernel <= of_torch",
         "if of_kernel <= of_torch",

@@ -152,8 +152,8 @@ class FusedAttention(Fused):
 
 @dataclass
 class FusedDecoderLayer(Fused):
-    """``after``: the norm of what it gives, if that is of the same form. ``sums``: over ranks, in it;
-    ``gives_sums``: whether its attention and its MLP give them, as its first pass shows."""
+    """``after``: the norm of what it gives, if that is of the same form. ``sums``: over ranks, in it, or
+    norms in products; ``gives_sums``: whether attention and MLP give these, as its first pass shows."""
 
     what = "residual and norm"
     epsilon: float

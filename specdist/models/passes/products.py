@@ -12,11 +12,12 @@ T tokens, N outputs, K inputs.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,14 @@ from torch import Tensor, nn
 
 from specdist.models.passes import all_reduce
 from specdist.models.passes.fused_modules import (
+    MORE_NORMS,
     PLAIN,
+    FusedDecoderLayer,
     FusedMlp,
     FusedProjection,
     JoinedProjections,
     layer_kernels,
 )
-from specdist.models.passes.fusing_trials import differences
 from specdist.models.quantized.input_rounding import RoundedInput
 from specdist.models.quantized.quantized_linear import MAX_DEQUANTIZED, QuantizedLinear
 from specdist.utils.trial import check_difference, said_of, tolerance_of, why_not
@@ -41,6 +43,8 @@ TORCH, KERNEL = "torch", "split inputs"
 PRODUCTS = "products_of_few_tokens"
 # Numbers of tokens that are tried; others go the way of the next larger one, and more torch's.
 NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+# The norms after a product are one program's, which is slower for more tokens than a kernel.
+NUM_NORMED = NUM_TOKENS[:4]
 # The kernel has to be faster by so much, at its best of some turns: less might be noise.
 LEAST_GAIN, NUM_TURNS = 1.05, 2
 # Products of smaller matrices are launches.
@@ -57,6 +61,8 @@ logger = logging.getLogger(__name__)
 class Product:
     """The product of a plain layer, or of joined ones. Called with inputs [.., K] and what torch's product
     takes beside them, it goes the way that was chosen."""
+
+    num_tokens: Sequence[int] = ()  # that are tried, if not ``NUM_TOKENS``
 
     def __init__(self, layer: Any, weight_NK: Tensor, own: Callable[..., Tensor] = F.linear) -> None:
         self.layer, self.own, self.num_inputs = layer, own, weight_NK.shape[1]
@@ -77,17 +83,17 @@ class Product:
         gate = 2 if is_tanh else 1
         return self._split(inputs, self.layer.weight, self.layer.bias, dtype=inputs.dtype, gate=gate)
 
-    def by_kernel(self, inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """[.., N]"""
-        return self._split(inputs, weight_NK, bias_N, dtype=inputs.dtype)
+    def by_kernel(self, inputs: Tensor, *others: Any, **after: Any) -> Tensor:
+        """[.., N], or what is ``after`` it."""
+        return self._split(inputs, *others, dtype=inputs.dtype, **after)
 
-    def _split(self, inputs: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, **others: Any) -> Tensor:
+    def _split(self, inputs: Tensor, numbers_NK: Tensor, bias_N: Any = None, **others: Any) -> Tensor:
         # Triton is not everywhere.
         from specdist.kernels.products import few_tokens_product
 
         x_TK = inputs.reshape(-1, inputs.shape[-1])
         found: Tensor = few_tokens_product(x_TK, numbers_NK, bias_N, self.arrivals, **others)
-        return found.view(*inputs.shape[:-1], found.shape[1])
+        return found.unflatten(-2, inputs.shape[:-1])
 
     def others(self, x_TK: Tensor) -> tuple[Any, ...]:
         """What it is called with beside an input."""
@@ -113,10 +119,10 @@ class QuantizedProduct(Product):
         super().__init__(layer, layer.weight.numbers, layer._product)
         self.kind = f"{self.kind}, {layer.form}"
 
-    def by_kernel(self, inputs: Tensor, found: RoundedInput | None) -> Tensor:  # type: ignore[override]
+    def by_kernel(self, inputs: Tensor, found: RoundedInput | None, **after: Any) -> Tensor:
         numbers, input_scales = (inputs, None) if found is None else found
         weight, form = self.layer.weight, self.layer.form
-        options = {"dtype": inputs.dtype, "rows": form.rows, "columns": form.columns}
+        options = {"dtype": inputs.dtype, "rows": form.rows, "columns": form.columns, **after}
         return self._split(
             numbers, weight.numbers, None, scales_AB=weight.scales_AB, input_scales=input_scales, **options
         )
@@ -129,6 +135,37 @@ class QuantizedProduct(Product):
 
     def place(self) -> None:
         self.layer._product = vars(self.layer)[all_reduce.PRODUCT] = self
+
+
+class Norms(all_reduce.Sums):
+    """In the place of sums over ranks where there are none: leaves products of few tokens to the residual and
+    norms after them, which are in their kernel."""
+
+    _left: tuple[Any, Any, Any] = (None, None, None)
+
+    def joining(self, num_bytes: int) -> Norms:
+        return self
+
+    def _added(self, output: Tensor) -> Tensor:
+        return output
+
+    def product(self, product: Product, twin: Product, own: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+        """What a layer gives; of a product that is left what stands for that, and cannot be written to."""
+        if not (self._is_left and twin.is_by_kernel(inputs)):
+            return self.add(own(inputs))
+        output = self.add(inputs.new_empty(1).expand(*inputs.shape[:-1], len(product.arrivals)))
+        self._left = output, product, inputs.reshape(-1, product.num_inputs)
+        return output
+
+    def residual_norm(
+        self, output: Tensor, residual: Tensor, weight_before_W: Tensor | None, weight_W: Tensor, **form: Any
+    ) -> Any:
+        """As :func:`specdist.kernels.layers.residual_norm`."""
+        form |= {"residual": residual, "weight_before_W": weight_before_W, "weight_W": weight_W}
+        (left, product, x_TK), self._left = self._left, (None, None, None)
+        if left is not output:
+            return layer_kernels().residual_norm(output, **form)
+        return product.by_kernel(x_TK, *product.others(x_TK), **form).view(2, *residual.shape)
 
 
 def _forward(layer: nn.Linear, product: Product, inputs: Tensor) -> Tensor:
@@ -161,6 +198,57 @@ def _products_of(model: nn.Module, dtype: torch.dtype) -> Iterator[Product]:
                 yield Product(layer, layer.weight)
 
 
+def _followed(model: nn.Module) -> Iterator[Product]:
+    """Products with what follows them: the activation of gates and ups; a residual and norms, if no sum over
+    ranks lies between."""
+    norms = Norms(None, {}, ())  # type: ignore[arg-type]
+    for module in model.modules():
+        fused, joined = vars(module).get("forward"), vars(module).get("joined_gate_proj")
+        if isinstance(fused, FusedMlp) and joined is not None:
+            product = vars(joined.whole).get(all_reduce.PRODUCT)
+            if product is not None and not isinstance(product, QuantizedProduct):
+                yield _gated(product, fused)
+        elif isinstance(fused, FusedDecoderLayer) and fused.sums is None:
+            width = len(cast(Any, module).input_layernorm.weight)
+            for product in filter(None, [vars(each).get(all_reduce.PRODUCT) for each in module.modules()]):
+                layer, is_quantized = product.layer, isinstance(product, QuantizedProduct)
+                does_more = is_quantized and (layer.sums_over_ranks or layer.bias is not None)
+                if len(product.arrivals) == width and not (does_more or _is_summed(layer)):
+                    yield _normed(product, fused, norms)
+
+
+def _gated(product: Product, fused: FusedMlp) -> Product:
+    """A twin: apart, and with the activation in its kernel."""
+    twin: Any = copy.copy(product)
+    gate = functools.partial(layer_kernels().gated_activation, is_tanh=fused.is_tanh)
+    twin.kind, twin.place = f"{product.kind}, activation", functools.partial(setattr, fused, "product", twin)
+    twin.own = lambda *inputs: gate(*product(*inputs).chunk(2, dim=1))
+    twin.exact = lambda *inputs: gate(*product.exact(*inputs).chunk(2, dim=1))
+    twin.by_kernel = lambda x_TK, *_: product.gated(x_TK, is_tanh=fused.is_tanh)
+    return twin
+
+
+def _normed(product: Product, fused: FusedDecoderLayer, norms: Norms) -> Product:
+    """A twin: apart, and with a residual and the norms of the layer in its kernel."""
+    twin: Any = copy.copy(product)
+    layer, owner, add = product.layer, cast(Any, fused.module), layer_kernels().residual_norm
+    weight = owner.input_layernorm.weight
+    weights = {"weight_before_W": weight if hasattr(owner, MORE_NORMS[-1]) else None, "weight_W": weight}
+
+    def after(x_TK: Tensor) -> dict[str, Any]:
+        residual = weight.repeat(len(x_TK), 1)
+        return {"residual": residual, **weights, "epsilon": fused.epsilon, **fused.form._asdict()}
+
+    def place() -> None:
+        layer.forward, fused.sums = functools.partial(norms.product, product, twin, layer.forward), norms
+
+    twin.kind, twin.num_tokens, twin.place = f"{product.kind}, residual and norm", NUM_NORMED, place
+    twin.own = lambda x_TK, *others: add(product(x_TK, *others), **after(x_TK))
+    twin.exact = lambda x_TK, *others: torch.stack(add(product.exact(x_TK, *others), **after(x_TK)))
+    twin.by_kernel = lambda x_TK, *others: product.by_kernel(x_TK, *others, **after(x_TK))
+    return twin
+
+
 @torch.no_grad()
 def choose_products(
     model: nn.Module,
@@ -180,63 +268,36 @@ def choose_products(
     """
     if PRODUCTS in vars(model):  # of another runner
         return vars(model)[PRODUCTS]
-    known, kinds = frozen or {}, dict[str, list[Product]]()
-    for product in _products_of(model, dtype):
-        if len(product.arrivals) * product.num_inputs >= MIN_WEIGHTS:
-            kinds.setdefault(product.kind, []).append(product)
-    own = {
-        kind: _tried(each[0], dtype, device, measure or _cold_s, kind in known)
-        for kind, each in kinds.items()
-    }
-    of_ranks: list[Any] = [own]
-    if group is not None:
-        of_ranks *= dist.get_world_size(group)
-        dist.all_gather_object(of_ranks, own, group=group)
-    choice, refused = dict[str, Sequence[tuple[int, str]]](), dict[str, str]()
-    for kind in dict.fromkeys(itertools.chain(*of_ranks)):
-        tried = [of_rank[kind] for of_rank in of_ranks if kind in of_rank]
-        if reason := next((reason for reason, _ in tried if reason), ""):
-            refused.setdefault(KERNEL, f"{kind}: {reason}")
-        wrong = [(NUM_TOKENS[-1], TORCH)] if reason else None
-        choice[kind] = wrong or known.get(kind) or _fastest([times for _, times in tried])
-    for product in itertools.chain(*kinds.values()):
-        product.choice = choice[product.kind]
-        product.place()
-    _place_gates(model, dtype, device, refused)
+    known, choice, refused = frozen or {}, dict[str, Sequence[tuple[int, str]]](), dict[str, str]()
+    # The second of what the first has placed.
+    for products in (_products_of(model, dtype), _followed(model)):
+        kinds = dict[str, list[Product]]()
+        for product in products:
+            if len(product.arrivals) * product.num_inputs >= MIN_WEIGHTS:
+                kinds.setdefault(product.kind, []).append(product)
+        own = {
+            kind: _tried(each[0], dtype, device, measure or _cold_s, kind in known)
+            for kind, each in kinds.items()
+        }
+        of_ranks: list[Any] = [own]
+        if group is not None:
+            of_ranks *= dist.get_world_size(group)
+            dist.all_gather_object(of_ranks, own, group=group)
+        for kind in dict.fromkeys(itertools.chain(*of_ranks)):
+            tried = [of_rank[kind] for of_rank in of_ranks if kind in of_rank]
+            if reason := next((reason for reason, _ in tried if reason), ""):
+                refused.setdefault(KERNEL, f"{kind}: {reason}")
+            wrong = [(NUM_TOKENS[-1], TORCH)] if reason else None
+            choice[kind] = wrong or known.get(kind) or _fastest([times for _, times in tried])
+        for product in itertools.chain(*kinds.values()):
+            product.choice = choice[product.kind]
+            product.place()
     setattr(model, PRODUCTS, choice)
-    if kinds:
+    if choice:
         ways = [(kind, most, way) for kind, pairs in choice.items() for most, way in pairs if way != TORCH]
         used = ", ".join(f"{kind} by {way} up to {most} tokens" for kind, most, way in ways)
         logger.info("products of few tokens: %s%s", used or TORCH, said_of(refused))
     return choice
-
-
-def _place_gates(model: nn.Module, dtype: torch.dtype, device: torch.device, refused: dict[str, str]) -> None:
-    """Let the kernel of gates and ups apply the activation, where its numbers are those of two kernels."""
-    tried: dict[tuple[str, bool], str | None] = {}
-    for module in model.modules():
-        fused, joined = vars(module).get("forward"), vars(module).get("joined_gate_proj")
-        product = None if joined is None else vars(joined.whole).get(all_reduce.PRODUCT)
-        if not isinstance(fused, FusedMlp) or product is None or isinstance(product, QuantizedProduct):
-            continue
-        if KERNEL in dict(product.choice).values():
-            key = product.kind, fused.is_tanh
-            if key not in tried:
-                x_TK = torch.randn(5, product.num_inputs, generator=torch.Generator().manual_seed(0))
-                check = functools.partial(_check_gate, product, x_TK.to(device, dtype), fused.is_tanh)
-                tried[key] = why_not(check)
-            if tried[key] is None:
-                fused.product = product
-            else:
-                refused["activation in the product"] = f"{product.kind}: {tried[key]}"
-
-
-def _check_gate(product: Product, x_TK: Tensor, is_tanh: bool) -> None:
-    """Raises ValueError if the activation differs."""
-    halves = product.by_kernel(x_TK, *product.others(x_TK)).chunk(2, dim=1)
-    expected = layer_kernels().gated_activation(*halves, is_tanh=is_tanh)
-    difference, _ = differences(product.gated(x_TK, is_tanh=is_tanh), expected)
-    check_difference("its numbers differ", difference, tolerance_of("formula", x_TK.dtype))
 
 
 def _tried(
@@ -248,7 +309,7 @@ def _tried(
 
     def try_all() -> None:
         generator = torch.Generator().manual_seed(0)
-        for num_tokens in NUM_TOKENS:
+        for num_tokens in product.num_tokens or NUM_TOKENS:
             x_TK = torch.randn(num_tokens, product.num_inputs, generator=generator).to(device, dtype)
             others = product.others(x_TK)
             _check(product, x_TK, others)
@@ -281,7 +342,7 @@ def _cold_s(run: Callable[[], object]) -> float:
 def _fastest(of_ranks: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, str]]:
     """The way of each number of tokens, by the slowest rank; neighbours of one way are one."""
     found: list[tuple[int, str]] = []
-    for num_tokens, *times in zip(NUM_TOKENS, *of_ranks, strict=True):
+    for num_tokens, *times in zip(NUM_TOKENS, *of_ranks, strict=False):
         of_torch, of_kernel = map(max, zip(*times, strict=True))
         way = KERNEL if LEAST_GAIN * of_kernel <= of_torch else TORCH
         if found and found[-1][1] == way:
