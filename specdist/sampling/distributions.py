@@ -26,6 +26,7 @@ of them whose next token is sampled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -38,8 +39,9 @@ from specdist.sampling.processing.row_table import Processing
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
 
-# The placeholder of a token id where the logits are not finite; other placeholders are -1.
-NOT_FINITE = -2
+# The placeholder of a token id where the logits are not finite; other placeholders are -1; and those of next
+# tokens that are not drawn yet, the w-th FIRST_NEXT - w.
+NOT_FINITE, FIRST_NEXT = -2, -3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +203,33 @@ def sample_next_tokens(target_W: Dense, keys_W: RandomKeys, draft_W: Dense | Non
     """
     distributions_W = target_W if draft_W is None else recovered_distributions(target_W, draft_W)
     return distributions_W.draw(*upload(target_W.device, keys_W.uniforms(Purpose.NEXT_TOKEN)))
+
+
+@dataclass
+class NextDraws:
+    """Next tokens of these slots that are still to be drawn, see :func:`sample_next_tokens`. ``scores_MV``: Q
+    of all, or with ``lines_W`` of those where a candidate was rejected; the others' are -1."""
+
+    target_W: Dense
+    keys_W: RandomKeys
+    scores_MV: Tensor
+    lines_W: np.ndarray | None
+    slots_W: np.ndarray
+
+    @cached_property
+    def token_ids_W(self) -> Tensor:
+        """Drawn by themselves, if no run of a draft has done it."""
+        draft_WV = self.scores_MV
+        if self.lines_W is not None:
+            (lines_W,) = upload(self.target_W.device, self.lines_W)
+            draft_WV = draft_WV[lines_W.clamp(min=0)].where(lines_W[:, None] >= 0, 0.0)
+        return sample_next_tokens(self.target_W, self.keys_W, Dense(draft_WV))
+
+
+def with_next_tokens(token_ids_T: Tensor, drawn_W: Tensor) -> Tensor:
+    """Token ids for placeholders. Where the logits were not finite, any will do: nothing is kept."""
+    drawn_T = drawn_W[(FIRST_NEXT - token_ids_T).clamp(min=0)].clamp(min=0)
+    return token_ids_T.where(token_ids_T > FIRST_NEXT, drawn_T)
 
 
 def recovered_distributions(target_W: Dense, draft_W: Dense) -> Dense:

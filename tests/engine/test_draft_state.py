@@ -15,8 +15,13 @@ NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 5, 4, 7
 def test_scores_are_those_of_their_places(kind: str) -> None:
     scores = StepScores(NUM_SLOTS, NUM_STEPS + 1, VOCAB_SIZE, torch.device("cpu"))
     kept = torch.rand(NUM_STEPS, NUM_SLOTS, VOCAB_SIZE)
+    lent = kept[0].clone()
     for step, slots in enumerate(([4, 1, 0, 2, 3], [0, 2, 4], [2, 0], [3])):
-        scores.keep(np.array(slots), np.full(len(slots), step), kept[step, slots])
+        if step == 3:
+            scores.own()
+            lent.fill_(8.0)
+        lent = kept[step].clone()
+        scores.keep((np.array(slots), np.full(len(slots), step)), lent, np.array(slots))
     slots_W, positions_W = np.array([2, 3, 0, 2, 4, 1]), np.array([2, 3, 1, 0, 1, 0])
     expected_WV = kept[positions_W, slots_W]
     if kind == "some nowhere":

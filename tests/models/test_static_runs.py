@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,15 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.prefix_states import Rollback
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
-from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
+from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, StaticRuns, difference_of_runs
 from specdist.sampling.branch_estimates import DraftDraws, Drawn
-from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.distributions import (
+    FIRST_NEXT,
+    Dense,
+    NextDraws,
+    SamplingSettings,
+    sample_next_tokens,
+)
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
@@ -116,7 +121,7 @@ def test_a_run_gives_what_single_steps_give(
     use_twins(monkeypatch)
     model, capturer = noisy_copy(tiny_model(family, **more)), TapeCapturer()
     how = draws(rule)
-    given: list[tuple[DraftedRun, Tensor, Tensor]] = []
+    given: list[tuple[Tensor, Tensor]] = []
     for seed in range(3):
         tokens = np.random.default_rng(seed).integers(2, VOCAB_SIZE, size=(3, 24))
         plain = runner_of(model, Acceleration(), tokens)
@@ -127,7 +132,7 @@ def test_a_run_gives_what_single_steps_give(
         expected = single_steps(plain, tokens, keys_of(seed), how)
         run = runner.runs.run(_batch(tokens, NUM_CACHED, NUM_LACKING), NUM_STEPS, keys_of(seed), how)
         assert run is not None and run.columns_DCA.shape == (4, 5, 3)
-        given.append((run, run.columns_DCA.clone(), torch.stack(run.scores)))
+        given.append((run.columns_DCA, run.columns_DCA.clone()))
         for slot, steps in enumerate(expected):
             for step, drawn in enumerate(steps):
                 ids, probabilities, *features = run.columns_DCA[step, :, slot]
@@ -137,14 +142,13 @@ def test_a_run_gives_what_single_steps_give(
                 found = torch.stack([probabilities, *features])
                 torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
                 torch.testing.assert_close(
-                    run.scores[step][slot], drawn.scores_NV[0], atol=TOLERANCE, rtol=TOLERANCE
+                    run.scores_DSV[step, slot], drawn.scores_NV[0], atol=TOLERANCE, rtol=TOLERANCE
                 )
         # The last drawn token of each is not in the cache.
         after = _batch(tokens, NUM_CACHED + NUM_LACKING + NUM_STEPS - 1, np.ones(3, int))
         found_after, wanted_after = (each.forward(after, range(3)) for each in (runner, plain))
         torch.testing.assert_close(found_after, wanted_after, atol=TOLERANCE, rtol=TOLERANCE)
-    for run, columns, scores in given:
-        assert torch.equal(run.columns_DCA, columns) and torch.equal(torch.stack(run.scores), scores)
+    assert all(torch.equal(*columns) for columns in given)
     assert capturer.num_replays >= 3 and capturer.num_captures <= 4, "passes, and one run"
 
 
@@ -160,7 +164,7 @@ def test_draws_scores_and_cache_are_of_the_same_run() -> None:
             def other() -> Tensor:
                 result = replay()
                 if runs:
-                    for scores in itertools.chain(*runs.pop()._scores.values()):
+                    for scores in runs.pop()._scores.values():
                         scores.fill_(7.0)
                 return result
 
@@ -173,9 +177,34 @@ def test_draws_scores_and_cache_are_of_the_same_run() -> None:
     batch, how = _batch(tokens, NUM_CACHED, NUM_LACKING), draws("rejection")
     run = runner.runs.run(batch, NUM_STEPS, keys_of(0), how)
     assert run is not None and not runs
-    for step, scores in enumerate(run.scores):
+    for step, scores in enumerate(run.scores_DSV[:, :3]):
         ids, probabilities = run.columns_DCA[step, :2]
         assert torch.equal(scores.gather(1, ids.long()[:, None])[:, 0].double(), probabilities)
+
+
+def test_a_run_reads_the_next_tokens_that_it_draws_first() -> None:
+    """Those that the host would draw, in replays, too; in another order than the sequences', of one that was
+    not rejected, and of one that takes no part."""
+    model, how, slots = noisy_copy(tiny_model("llama")), draws("rejection"), np.array([2, 0, 1, 3])
+    tokens = np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(3, 24))
+    recorded = Acceleration(is_static=True, capturer=TapeCapturer())
+    drawing, told = (runner_of(model, recorded, tokens).runs for _ in range(2))
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        target_WV, scores_MV = torch.rand(2, 4, how.vocab_size, generator=generator) ** 9
+        keys = RandomKeys(2**40 * slots + seed, 5 + slots, slots * 3)
+        lines = None if seed == 3 else np.array([3, -1, 0, 0])
+        next_draws = NextDraws(Dense(target_WV), keys, scores_MV, lines, slots)
+        draft_WV = scores_MV if lines is None else scores_MV[lines] * torch.tensor([[1.0], [0], [1], [1]])
+        drawn_W = sample_next_tokens(Dense(target_WV), keys, Dense(draft_WV))
+        assert torch.equal(next_draws.token_ids_W, drawn_W) and len(drawn_W.unique()) > 2
+        batch, ends = _batch(tokens, NUM_CACHED, NUM_LACKING), np.cumsum(NUM_LACKING) - 1
+        batch.token_ids_T[ends] = FIRST_NEXT - np.array([1, 2, 0])
+        found = drawing.run(batch, NUM_STEPS, keys_of(seed), how, None, next_draws)
+        batch.token_ids_T[ends] = drawn_W[[1, 2, 0]]
+        expected = told.run(batch, NUM_STEPS, keys_of(seed), how)
+        assert torch.equal(next_draws.token_ids_W, drawn_W.double())
+        assert torch.equal(found.columns_DCA[0], expected.columns_DCA[0])
 
 
 class Shown(DraftDraws):
@@ -199,7 +228,7 @@ def test_random_numbers_of_a_run_are_the_hosts_to_the_last_bit() -> None:
     for streams_A in streams:
         keys = RandomKeys(streams_A, positions, misses)
         run = runner.runs.run(_batch(tokens, NUM_CACHED, NUM_LACKING), NUM_STEPS, keys, how)
-        assert run is not None and not run.scores
+        assert run is not None and not len(run.scores_DSV)
         steps = np.arange(4)[:, None]
         expected = RandomKeys(streams_A, positions + steps, misses).uniforms(Purpose.DRAFT)
         assert torch.equal(run.columns_DCA[:, 1], expected)
@@ -226,7 +255,7 @@ def test_what_counts_as_the_same_run() -> None:
     expected = torch.tensor(
         [[3.0, 4, 5, 6], [0.5, 0.5, 0.5, 0.5], [7.0, 8, 9, 1], [0.5, 0.5, 0.5, torch.nan]]
     )
-    all_of_them = np.ones((2, 4), bool)
+    all_of_them = np.full(4, 2)
     near = expected + torch.tensor([0.0, 1e-6, 0.0, 1e-6])[:, None]
     error, most = difference_of_runs(near, expected, all_of_them, 1e-4)
     assert error <= most
@@ -247,10 +276,9 @@ def test_what_counts_as_the_same_run() -> None:
 
 def test_what_takes_no_part_in_a_step_is_not_compared() -> None:
     """Two steps of two sequences, of which the second takes one, and padding beside them."""
-    takes_part_DA = np.array([[True, True], [True, False]])
     expected = torch.tensor([[3.0, 4, 5], [0.5, 0.5, 0.5], [7.0, 8, 9], [0.5, 0.5, 0.5]])
     for place, is_same in (((1, 2), True), ((3, 2), True), ((3, 1), True), ((1, 1), False), ((3, 0), False)):
         other = expected.clone()
         other[place] = 0.6
-        error, most = difference_of_runs(other, expected, takes_part_DA, 1e-4)
+        error, most = difference_of_runs(other, expected, np.array([2, 1]), 1e-4)
         assert (error <= most) == is_same, place

@@ -8,6 +8,7 @@ SPRINTER = "tests/engine/test_sprinter.py::test_lossy_greedy_tokens_are_those_of
 HEADS = "tests/engine/test_heads.py"
 AT_ONCE = "tests/engine/test_goodput.py::test_asked_after_several_steps_it_drafts_the_same_blocks"
 RUNS = "tests/engine/test_runs.py"
+NEXT = "tests/models/test_static_runs.py::test_a_run_reads_the_next_tokens_that_it_draws_first"
 WAITS = "tests/gpu/test_counts.py::test_the_host_waits_once_for_a_pass_and_twice_or_less_for_a_draft"
 HISTORIES = "tests/engine/test_feedback.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
@@ -40,13 +41,21 @@ POLICY_FAULTS = (
         "drafting.shorten(index_A, np.maximum(self._policy.wants(asked), drafting.num_steps))",
         (RUNS,)),
     Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._collect_steps",
-        "            drafting.num_wanted_R[is_over_R] = 0\n",
-        "",
+        "            drafting.num_wanted_R[self._are_over(drafting.batch)] = 0\n",
+        "            pass\n",
         (RUNS,)),
-    Mutant("first-run-drafts-after-wrong-next-token", "DraftRuns._catch_up",
-        "token_ids_T[index] = token_ids_W[lines]",
-        "token_ids_T[index] = token_ids_W[lines.flip(0)]",
-        (RUNS,)),
+    Mutant("first-run-drafts-after-wrong-next-token", "with_next_tokens",
+        "drawn_W[(FIRST_NEXT - token_ids_T)",
+        "drawn_W.flip(0)[(FIRST_NEXT - token_ids_T)",
+        (NEXT, RUNS)),
+    Mutant("next-tokens-of-a-run-have-the-numbers-of-candidates", "StaticRuns._pack",
+        "next_draws.keys_W.uniforms(Purpose.NEXT_TOKEN)",
+        "next_draws.keys_W.uniforms(Purpose.ACCEPT)",
+        (NEXT, RUNS), is_dangerous=True),
+    Mutant("a-run-recovers-where-nothing-was-rejected", "StaticRuns._pack",
+        "np.maximum(lines_W, 0), lines_W >= 0",
+        "np.maximum(lines_W, 0), lines_W >= -1",
+        (NEXT,)),
     Mutant("uploads-wait-for-the-device", "upload",
         "non_blocking=True",
         "non_blocking=False",

@@ -95,8 +95,8 @@ SAMPLING_FAULTS = (
          "    total_W1 = mass_WV.sum(dim=1, keepdim=True)\n"),
         (SYNCHRONOUS,)),
     Mutant("residual-of-another-rows-draft", "DraftWorker._resolve",
-        "draft_W = Dense(state.scores.at(slots_W, scored_W))",
-        "draft_W = Dense(state.scores.at(slots_W, scored_W).roll(1, 0))",
+        "state.scores.rows(slots_W, scored_W)",
+        "state.scores.rows(np.roll(slots_W, 1), np.roll(scored_W, 1))",
         (SYNCHRONOUS,)),
     # Which distribution.
     Mutant("draft-reports-probabilities-before-temperature-and-filters", "DraftDraws.draw",

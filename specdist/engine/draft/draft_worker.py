@@ -38,7 +38,7 @@ from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.payoff import RoundChooser, RoundShape
-from specdist.sampling.distributions import Dense, SamplingSettings, sample_next_tokens
+from specdist.sampling.distributions import NextDraws, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.ranges import places_from
 
@@ -206,11 +206,9 @@ class DraftWorker:
             drawn = np.flatnonzero(next_token_ids_R == DRAW)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
             scored_W = np.where(is_rejected_R[drawn], positions_W, NO_POSITION)
-            draft_W = Dense(state.scores.at(slots_W, scored_W))
-            sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
-            next_token_ids_R[drawn] = self._draft_loop.next_tokens(
-                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on
-            )
+            keys_W = state.random_keys(slots_W, positions_W)
+            draws = NextDraws(target_W, keys_W, *state.scores.rows(slots_W, scored_W), slots_W)
+            next_token_ids_R[drawn] = self._draft_loop.next_tokens(draws, must_be_known=self._ahead.is_on)
         state.num_committed[slots_R] = positions_R + 1
         state.num_candidates[slots_R] = np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)
         state.num_ahead[slots_R] = 0

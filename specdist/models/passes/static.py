@@ -38,6 +38,7 @@ from specdist.models.batch.flat import (
 from specdist.models.passes.graphs import CheckedGraphs, CudaGraphs, Difference, InputStaging
 from specdist.models.passes.model_cache import ModelCache
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, StateArguments, StatePass
+from specdist.sampling.distributions import with_next_tokens
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
 MAX_TOKENS = 2048
@@ -351,8 +352,8 @@ class StaticPasses:
         return self._parts_of(bucket)[4][: bucket.num_logits].long()
 
     @torch.inference_mode()
-    def compute(self, bucket: Bucket) -> Tensor:
-        """The pass over the buffer's contents. No shape depends on them."""
+    def compute(self, bucket: Bucket, drawn_W: Tensor | None = None) -> Tensor:
+        """The pass over the buffer's contents, and next tokens. No shape depends on them."""
         packed = self.staging.buffer[: sum(bucket.part_lengths)]
         lengths, num_groups = bucket.part_lengths, bucket.num_groups
         used, starts = packed.split(lengths)[5 + num_groups : 7 + num_groups]
@@ -360,6 +361,8 @@ class StaticPasses:
         token_ids, positions, logits_index, before, after, *indices = (
             packed[:num_indices].long().split(lengths[: 5 + num_groups])
         )
+        if drawn_W is not None:
+            token_ids = with_next_tokens(token_ids, drawn_W)
         attentions = [
             KernelAttention(
                 self.cache,

@@ -1,5 +1,5 @@
 """Runs of draft steps that a device takes by itself: pass, distribution, draw, and the next pass over what
-was drawn, recorded together and replayed as one.
+was drawn, recorded together and replayed as one; and before them the draw of next tokens that they read.
 
 The first pass is a static pass (:mod:`specdist.models.passes.static`) with the same inputs, of which each
 sequence has one segment. The passes after it have one token of each sequence. Where they read and write is
@@ -7,13 +7,14 @@ computed on the host and sent with the inputs; random numbers are computed on th
 counters as on the host. A sequence that takes fewer steps than others, and padding, writes into the scratch
 page.
 
-A sequences, S the same with padding, D steps, C columns, V vocabulary.
+A sequences, S the same with padding, D steps, C columns, W next tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_STATE_ARGUMENTS, RecurrentStates
 from specdist.sampling.branch_estimates import DraftDraws
+from specdist.sampling.distributions import Dense, NextDraws, recovered_distributions
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from specdist.utils.trial import tolerance_of
 
@@ -44,23 +46,24 @@ RECORDED_LENGTHS = (2, 4, 8)
 LONGEST_RUN = RECORDED_LENGTHS[-1]
 # Beside those of single passes. What would need more takes single steps.
 MAX_RUN_GRAPHS = 64
-# Numbers of int32: streams, positions and misses of the sequences' random numbers have eight bytes.
-NUM_KEYS, KEY_NUMBERS = 3, 2
+# Numbers of int32: streams, positions and misses of the sequences' random numbers have eight bytes; so have
+# those of next tokens, their lines of scores, and whether there is one.
+NUM_KEYS, KEY_NUMBERS = 2 * 3, 2
 # Columns of a step besides token ids. They are compared where the tokens drawn before are the same.
 LEAST_EQUAL_DRAWS = 0.5
 
 
 class DraftedRun(NamedTuple):
     """``columns_DCA``, float64: of each step the drawn ids, their probabilities, their features if they are
-    kept, and a head's estimates; ``scores``: of each step [A, V], if they are kept."""
+    kept, and a head's estimates; ``scores_DSV``: with padding, if they are kept, until the next run."""
 
     columns_DCA: Tensor
-    scores: list[Tensor]
+    scores_DSV: Tensor
 
 
 class _Inputs(NamedTuple):
-    """Inputs of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; ``told``:
-    to recurrent layers, [5, D - 1, S] or nothing."""
+    """Inputs of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [2, 3, S], of
+    first draws and of next tokens; ``told``: to recurrent layers, [5, D - 1, S] or nothing."""
 
     positions: Tensor
     cache_index: Tensor
@@ -106,9 +109,10 @@ class StaticRuns:
         self._tolerance = tolerance_of("pass", dtype)
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
-        # What the largest run so far needed, by step; and what each run's graph writes to.
-        self._newest_scores: dict[Hashable, Tensor] = {}
-        self._scores: dict[Hashable, list[Tensor]] = {}
+        # What the largest run so far needed; what each graph reads of next tokens; where it writes scores.
+        self._newest: dict[Hashable, Tensor] = {}
+        self._next: dict[Hashable, Tensor] = {}
+        self._scores: dict[Hashable, Tensor] = {}
 
     @torch.inference_mode()
     def run(
@@ -118,6 +122,7 @@ class StaticRuns:
         keys: RandomKeys,
         draws: DraftDraws,
         features_3A: Tensor | None = None,
+        next_draws: NextDraws | None = None,
     ) -> DraftedRun | None:
         """Draft a run; None if the steps have to be taken one by one.
 
@@ -126,38 +131,37 @@ class StaticRuns:
             num_steps_A: of each sequence; the largest is one of those that are recorded.
             keys: of the first token that each sequence draws.
             features_3A: of the last tokens of ``batch``, for a head that uses them.
+            next_draws: of next tokens whose placeholders are in ``batch``: they get the tokens.
         """
         segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
         ends_A = segments.starts_S + segments.lengths_S - 1
         slots_A, num_more_keys_A = batch.slots_T[ends_A], num_steps_A - 1
         last_keys_A = segments.num_keys_S + num_more_keys_A
         bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_A), num_rows)
-        key = bucket, num_steps, draws
+        num_next = 0 if next_draws is None else len(next_draws.slots_W)
+        key = bucket, num_steps, draws, num_next > 0
         if bucket is None or (self._graphs.is_full and not self._graphs.is_known(key)):
+            return None
+        if num_next > bucket.num_logits:
             return None
         batch = for_layers(batch, self._table, self._rope_border)
         self._passes.pack(bucket, batch, segments, ends_A, self._table.pages, num_more_keys_A)
-        num_inputs = self._pack(bucket, slots_A, segments.num_keys_S, num_steps_A, keys)
+        num_inputs = self._pack(bucket, slots_A, segments.num_keys_S, num_steps_A, keys, next_draws)
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
-
-        def difference(found: Tensor, expected: Tensor) -> tuple[float, float]:
-            takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
-            return difference_of_runs(found, expected, takes_part_DA, self._tolerance)
-
+        if next_draws is not None:
+            target_WV = next_draws.target_W.probabilities_NV
+            if is_new:
+                self._next[key] = self._memory("next", (2, bucket.num_logits, draws.vocab_size), target_WV)
+            self._next[key][0, :num_next].copy_(target_WV)
+            lines_W = self._inputs(bucket, num_steps).keys[1, 1, :num_next]
+            torch.index_select(next_draws.scores_MV, 0, lines_W, out=self._next[key][1, :num_next])
         told: list[Tensor] = []
         if self._passes.states is not None:
             told = [self._passes.told_of(bucket), self._inputs(bucket, num_steps).told]
-
-        def take_steps() -> Tensor:
-            return run_once(
-                self._graphs,
-                key,
-                lambda: self._compute(key, bucket, num_steps, draws),
-                told,
-                difference,
-            )
-
+        difference = partial(difference_of_runs, num_steps_A=num_steps_A, tolerance=self._tolerance)
+        compute = partial(self._compute, key, bucket, num_steps, draws)
+        take_steps = partial(run_once, self._graphs, key, compute, told, difference)
         columns = take_steps()
         if is_new and not told:
             # To record a run takes several, and rounding may decide otherwise in one of them: what was drawn,
@@ -166,9 +170,10 @@ class StaticRuns:
         if self._on_pass is not None:
             self._on_pass()
         # The next run writes to the same memory.
-        columns_DCS = columns.view(num_steps, -1, bucket.num_logits).clone()
-        scores = [scores_SV[:num_rows].clone() for scores_SV in self._scores[key]]
-        return DraftedRun(columns_DCS[:, :, :num_rows], scores)
+        columns = columns.clone()
+        if next_draws is not None:
+            next_draws.token_ids_W = columns[-1, :num_next]
+        return DraftedRun(steps_of(columns, num_steps)[:, :, :num_rows], self._scores[key])
 
     def _pack(
         self,
@@ -177,6 +182,7 @@ class StaticRuns:
         num_keys_A: np.ndarray,
         num_steps_A: np.ndarray,
         keys: RandomKeys,
+        next_draws: NextDraws | None,
     ) -> int:
         """Write the inputs of a run after those of its first pass; returns their number."""
         passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
@@ -201,8 +207,12 @@ class StaticRuns:
         used[lines] = positions_T + 1
         if passes.states is not None:
             self._pack_told(passes.states, told, slots_A, num_keys_A, num_steps_A)
-        words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
-        words[:, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
+        words = np.zeros((2, 3, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
+        words[0, :, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
+        if next_draws is not None:
+            numbers_W = next_draws.keys_W.uniforms(Purpose.NEXT_TOKEN).numpy().view(np.int64)
+            lines_W = np.arange(len(numbers_W)) if next_draws.lines_W is None else next_draws.lines_W
+            words[1, :, : len(numbers_W)] = numbers_W, np.maximum(lines_W, 0), lines_W >= 0
         key_words[:] = words.view(np.int32).ravel()
         return sum(lengths)
 
@@ -230,26 +240,31 @@ class StaticRuns:
         first = sum(bucket.part_lengths)
         *parts, starts, keys, told = self._passes.staging.buffer[first : first + sum(lengths)].split(lengths)
         positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
-        keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
+        keys_23S = keys.view(torch.int64).view(2, 3, -1)[:, :, :num_rows]
         told_5DS = told.view(NUM_STATE_ARGUMENTS, num_steps - 1, -1)[:, :, :num_rows]
-        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, told_5DS)
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_23S, told_5DS)
 
     @torch.inference_mode()
     def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
-        """[D × C, S]: the columns of all steps. The scores are written to memory of their own."""
+        """[D × C, S]: the columns of all steps, and next tokens. Scores have memory of their own."""
         passes, num_rows = self._passes, bucket.num_logits
         inputs = self._inputs(bucket, num_steps)
         positions, cache_index = inputs.positions.long(), inputs.cache_index.long()
-        stream_keys_S, firsts_S, num_misses_S = inputs.keys
+        stream_keys_S, firsts_S, num_misses_S = inputs.keys[0]
         drawn_positions_DS = firsts_S + torch.arange(num_steps, device=firsts_S.device)[:, None]
         uniforms_DS = None
         if draws.settings.is_random:
             uniforms_DS = uniforms(stream_keys_S, drawn_positions_DS, num_misses_S, Purpose.DRAFT)
         lines_S = torch.arange(num_rows, device=firsts_S.device)
+        next_ids_S: Tensor | None = None
+        if key in self._next:
+            numbers_S, _, is_rejected_S = inputs.keys[1]
+            target_SV, draft_SV = self._next[key]
+            draft_S = Dense(draft_SV.where(is_rejected_S[:, None] > 0, 0.0))
+            next_ids_S = recovered_distributions(Dense(target_SV), draft_S).draw(numbers_S.view(torch.double))
         table_SP = passes.table_of(bucket)[:num_rows]
         columns: list[Tensor] = []
-        kept: list[Tensor] = []
-        outputs, ids_S, features_3S = passes.compute(bucket), lines_S, None
+        outputs, ids_S, features_3S = passes.compute(bucket, next_ids_S), lines_S, None
         for step in range(num_steps):
             if step:
                 segments = PagedSegments(
@@ -275,33 +290,39 @@ class StaticRuns:
             columns += [ids_S.double(), drawn.probabilities_N]
             columns += [] if features_3S is None else features_3S.double().unbind()
             columns += [] if self._head is None else [self._head.estimates_of(outputs, features_3S)]
+            if not step:
+                shape = draws.keeps_scores * num_steps, *scores_SV.shape
+                self._scores[key] = self._memory("scores", shape, scores_SV)
             if draws.keeps_scores:
-                kept.append(self._memory(step, scores_SV).copy_(scores_SV))
-        self._scores[key] = kept
-        return torch.stack(columns)
+                self._scores[key][step].copy_(scores_SV)
+        return torch.stack(columns if next_ids_S is None else [*columns, next_ids_S.double()])
 
-    def _memory(self, step: int, scores_SV: Tensor) -> Tensor:
+    def _memory(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Outside of all graphs; those that were recorded earlier keep using the smaller one."""
-        place = step, scores_SV.dtype, scores_SV.shape[1]
-        held = self._newest_scores.get(place)
-        if held is None or len(held) < len(scores_SV):
-            held = self._newest_scores[place] = torch.empty_like(scores_SV)
-        return held[: len(scores_SV)]
+        place, size = (name, like.dtype), int(np.prod(shape))
+        held = self._newest.get(place)
+        if held is None or len(held) < size:
+            held = self._newest[place] = like.new_empty(size)
+        return held[:size].view(shape)
+
+
+def steps_of(columns: Tensor, num_steps: int) -> Tensor:
+    """[D, C, S]: the columns of a run's steps, of which there are more than one if next tokens follow."""
+    return columns[: len(columns) // num_steps * num_steps].view(num_steps, -1, columns.shape[1])
 
 
 def difference_of_runs(
-    found: Tensor, expected: Tensor, takes_part_DA: np.ndarray, tolerance: float
+    found: Tensor, expected: Tensor, num_steps_A: np.ndarray, tolerance: float
 ) -> tuple[float, float]:
     """The difference, as of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally
     likely, rounding decides, and what follows is not compared; but most first draws must be equal. Nor is
     compared what takes no part in a step: it reads what earlier runs have left in the scratch page."""
-    num_steps, num_rows = takes_part_DA.shape
-    found_DCA, expected_DCA = (
-        columns.view(num_steps, -1, columns.shape[1])[:, :, :num_rows] for columns in (found, expected)
-    )
+    num_steps, num_rows = int(num_steps_A.max()), len(num_steps_A)
+    found_DCA, expected_DCA = (steps_of(columns, num_steps)[:, :, :num_rows] for columns in (found, expected))
     is_equal_DA = (found_DCA[:, 0] == expected_DCA[:, 0]).cumprod(dim=0).bool()
     if is_equal_DA[0].float().mean() < LEAST_EQUAL_DRAWS:
         return torch.inf, 0.0
+    takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
     is_compared_DA = is_equal_DA & torch.from_numpy(takes_part_DA).to(found.device)
     differences = (found_DCA - expected_DCA).abs()
     differences.masked_fill_((found_DCA == expected_DCA) | (found_DCA.isnan() & expected_DCA.isnan()), 0.0)

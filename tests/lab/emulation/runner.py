@@ -25,6 +25,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.prefix_states import NO_ROLLBACK, Rollback
 from specdist.models.passes.static_runs import DraftedRun
 from specdist.sampling.branch_estimates import DraftDraws
+from specdist.sampling.distributions import NextDraws, with_next_tokens
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovModel
@@ -163,6 +164,7 @@ class EmulatedRuns:
         keys: RandomKeys,
         draws: DraftDraws,
         features_3A: Tensor | None = None,
+        next_draws: NextDraws | None = None,
     ) -> DraftedRun:
         """See :meth:`StaticRuns.run`. A recorded step takes the time of all sequences of the first."""
         del features_3A
@@ -172,6 +174,8 @@ class EmulatedRuns:
         self._queue.queue(duration_ns)
         model = self._runner.model
         ids_A = last_ids(batch, segments.starts_S + segments.lengths_S - 1)
+        if next_draws is not None:
+            ids_A = with_next_tokens(ids_A, next_draws.token_ids_W.as_subclass(Tensor))
         stream_keys_A = torch.from_numpy(keys.stream_keys_N)
         positions_DA = torch.from_numpy(keys.positions_N) + torch.arange(num_steps)[:, None]
         misses_A = torch.from_numpy(keys.num_misses_N)
@@ -186,9 +190,9 @@ class EmulatedRuns:
             ids_A = drawn.token_ids_N
             columns += [ids_A.double(), drawn.probabilities_N]
             columns += [] if drawn.features_3N is None else drawn.features_3N.double().unbind()
-            scores.append(self._queue.tensor(drawn.scores_NV))
+            scores.append(drawn.scores_NV)
         columns_DCA = torch.stack(columns).view(num_steps, -1, num_rows)
-        return DraftedRun(self._queue.tensor(columns_DCA), scores)
+        return DraftedRun(self._queue.tensor(columns_DCA), self._queue.tensor(torch.stack(scores)))
 
 
 def last_ids(batch: FlatBatch, index: Sequence[int] | np.ndarray) -> Tensor:

@@ -60,7 +60,7 @@ def test_a_run_draws_what_single_steps_draw_in_their_time(runner: EmulatedRunner
             [drawn.token_ids_N.double(), drawn.probabilities_N, *drawn.features_3N.double()]
         )
         assert torch.equal(columns_DCA[step], expected.cpu())
-        assert torch.equal(run.scores[step].cpu(), drawn.scores_NV.cpu())
+        assert torch.equal(run.scores_DSV[step].cpu(), drawn.scores_NV.cpu())
         batch = batch_of(drawn.token_ids_N, 101 + step)
     assert columns_DCA[:, 0].unique().numel() > NUM_ROWS
     single_ns = sum(end - begin for begin, end in runner.runs._queue.passes) - run_ns

@@ -28,10 +28,8 @@ import logging
 from collections.abc import Collection
 
 import numpy as np
-from torch import Tensor
 
-from specdist.engine.draft.steps.draft_features import Places
-from specdist.engine.draft.steps.draft_runs import DraftRuns, NextTokens, RunLengths
+from specdist.engine.draft.steps.draft_runs import DraftRuns, RunLengths
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens
 from specdist.engine.draft.steps.forced_tokens import ForcedTokens
@@ -39,7 +37,7 @@ from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import DraftFeatures, LengthPolicy
-from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
+from specdist.sampling.distributions import FIRST_NEXT, NOT_FINITE, NextDraws, SamplingSettings
 from specdist.utils.ranges import arange_segments, places_from
 
 logger = logging.getLogger(__name__)
@@ -93,13 +91,12 @@ class DraftLoop:
         self._ends_after_pass = policy.needs_last_estimate and not reads_drawing_state
         self._has_warned = False
 
-    def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
-        """Drawn next tokens, on the host; or what stands for them until :meth:`extend` has put them there."""
+    def next_tokens(self, draws: NextDraws, *, must_be_known: bool) -> np.ndarray:
+        """Next tokens, on the host; or what stands for them until :meth:`extend` has put them there."""
         if must_be_known or self._waits:
-            return token_ids_W.cpu().numpy()
-        self._runs.pending = NextTokens(token_ids_W, places_W)
-        # In their places, an id after which tokens are drafted.
-        return np.full(len(token_ids_W), self.is_stop_V.argmin())
+            return draws.token_ids_W.cpu().numpy()
+        self._runs.pending = draws
+        return FIRST_NEXT - np.arange(len(draws.slots_W))
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
         """Draft from each ``tails`` position on, until there are ``num_wanted`` tokens or a stop token, or
@@ -168,7 +165,8 @@ class DraftLoop:
         return self._is_last(self._draft_state.token_ids[draft_batch.draft_slots_R, draft_batch.tails_R - 1])
 
     def _is_last(self, token_ids_R: np.ndarray) -> np.ndarray:
-        return self.is_stop_V[token_ids_R] | (token_ids_R == NOT_FINITE)
+        is_stop_R = self.is_stop_V[np.maximum(token_ids_R, 0)] & (token_ids_R >= 0)
+        return is_stop_R | (token_ids_R == NOT_FINITE)
 
     def _begin_blocks(self, drafting: Drafting) -> None:
         """Put what is forced before the first draw, and ask how long the blocks are to be."""
@@ -211,13 +209,10 @@ class DraftLoop:
 
     def _collect_steps(self, drafting: Drafting) -> DrawnTokens:
         """Wait for the tokens of the steps launched, and for the next tokens: some sequences have ended."""
-        tokens, pending = self._runs.collect(drafting.launched)
+        tokens, has_next = self._runs.collect(drafting.launched)
         drafting.launched = []
-        if pending is not None:
-            ids_W = pending.token_ids_W.numpy()
-            self._draft_state.token_ids[pending.places_W] = ids_W
-            is_over_R = np.isin(drafting.batch.draft_slots_R, pending.places_W[0][self._is_last(ids_W)])
-            drafting.num_wanted_R[is_over_R] = 0
+        if has_next:
+            drafting.num_wanted_R[self._are_over(drafting.batch)] = 0
         return tokens
 
     def _take(self, drafting: Drafting, tokens: DrawnTokens, first: int) -> None:

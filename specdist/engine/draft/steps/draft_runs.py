@@ -12,7 +12,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,19 +28,12 @@ from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.sampling.branch_estimates import DraftDraws
-from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.distributions import NextDraws, SamplingSettings, with_next_tokens
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 
 # What a drafting still counts after each further one.
 MEMORY = 0.9
-
-
-class NextTokens(NamedTuple):
-    """Next tokens that the host does not know yet, and where they belong."""
-
-    token_ids_W: Tensor
-    places_W: Places
 
 
 class DraftRuns:
@@ -72,7 +65,7 @@ class DraftRuns:
         )
         draft_state.features.are_kept = self._draws.keeps_features
         self.pass_counts = PassCounts()
-        self.pending: NextTokens | None = None
+        self.pending: NextDraws | None = None
         # The longest recorded run of at most so many steps, by number of steps.
         lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
         self._recorded_lengths = [
@@ -119,17 +112,18 @@ class DraftRuns:
         first, _, features_3A = self._inputs(places, drafting.last_step)
         takes_part_DA = taking_part(active_indices)
         keys = self._draft_state.random_keys(*places)
+        pending = self.pending if drafting.last_step is None else None
+        self._draft_state.scores.own()
         assert self._runner.runs is not None
-        run = self._runner.runs.run(first, takes_part_DA.sum(axis=0), keys, self._draws, features_3A)
+        run = self._runner.runs.run(first, takes_part_DA.sum(axis=0), keys, self._draws, features_3A, pending)
         if run is None:
             return None
         launched = LaunchedSteps(run.columns_DCA, depth, active_indices)
         for step, each_A in enumerate(active_indices):
             self.pass_counts.count(len(each_A) if step else len(first), len(each_A))
-            scores_AV = run.scores[step] if self._draws.keeps_scores else None
-            if scores_AV is not None and len(each_A) < len(active_A):
-                scores_AV = scores_AV[upload(scores_AV.device, np.flatnonzero(takes_part_DA[step]))[0]]
-            self._note(drafting.places(each_A, depth + step), scores_AV)
+        steps_T, lines_T = np.nonzero(takes_part_DA)
+        places_T = drafting.places(active_A[lines_T], depth + steps_T)
+        self._note(places_T, run.scores_DSV.flatten(0, 1), steps_T * run.scores_DSV.shape[1] + lines_T)
         drafting.last_step = launched.last
         return launched
 
@@ -137,6 +131,9 @@ class DraftRuns:
         """Give the device a step."""
         places = drafting.places(active_A, depth)
         batch, index_A, features_3A = self._inputs(places, drafting.last_step)
+        if self.pending is not None and drafting.last_step is None:
+            (ids_T,) = upload(self._runner.device, batch.token_ids_T)
+            batch = replace(batch, token_ids_T=with_next_tokens(ids_T, self.pending.token_ids_W))
         estimates_A = None
         if self.head is None:
             logits_AV = self._runner.forward(batch, index_A)
@@ -149,7 +146,7 @@ class DraftRuns:
             logits_AV, filters = self._pipeline.process_drafted(logits_AV, places)
         uniforms_A = self._uniforms(drafting, active_A, places)
         drawn = self._draws.draw(logits_AV, stream_keys_A, torch.from_numpy(places[1]), uniforms_A, filters)
-        self._note(places, drawn.scores_NV)
+        self._note(places, drawn.scores_NV, np.arange(len(active_A)))
         step = Step(active_A, *drawn[:3])
         if self.head is not None and estimates_A is not None:
             if self.head.reads_drawing_state:
@@ -159,12 +156,12 @@ class DraftRuns:
         drafting.last_step = step
         return step
 
-    def _note(self, places: Places, scores_AV: Tensor | None) -> None:
-        """What a step has run, and drawn from at these places."""
-        # Tokens before these positions have been run.
-        self._draft_state.num_computed[places[0]] = places[1]
-        if self._draws.keeps_scores and scores_AV is not None:
-            self._draft_state.scores.keep(*places, scores_AV)
+    def _note(self, places_T: Places, scores_MV: Tensor, lines_T: np.ndarray) -> None:
+        """What steps have run, and drawn from at these places."""
+        # Tokens before these positions have been run. Those of a slot ascend: the last write is the largest.
+        self._draft_state.num_computed[places_T[0]] = places_T[1]
+        if self._draws.keeps_scores:
+            self._draft_state.scores.keep(places_T, scores_MV, lines_T)
 
     def _inputs(self, places: Places, last: Step | None) -> tuple[FlatBatch, np.ndarray, Tensor | None]:
         """What is run before the tokens at ``places``: what was drawn ``last``, or at first what the caches
@@ -172,31 +169,15 @@ class DraftRuns:
         slots_A, positions_A = places
         earlier = slots_A, positions_A - 1
         if last is None:
-            batch, index_A = self._catch_up(slots_A, positions_A)
+            batch, index_A = self._draft_state.catch_up(slots_A, positions_A)
         else:
-            batch, index_A = FlatBatch(last.drawn_A, *earlier), np.arange(len(slots_A))
+            batch, index_A = FlatBatch(last.drawn_A.long(), *earlier), np.arange(len(slots_A))
         if self.head is None or not self.head.takes_features:
             return batch, index_A, None
         if last is not None:
             return batch, index_A, last.features_3A
         kept_3A = self._draft_state.features.head_inputs_at(earlier).astype(np.float64)
         return batch, index_A, upload(self._runner.device, kept_3A)[0].float()
-
-    def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
-        batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)
-        if self.pending is None:
-            return batch, index_A
-        token_ids_W, (slots_W, _) = self.pending
-        line_of_slot = np.full(len(self._draft_state.num_committed), -1)
-        line_of_slot[slots_W] = np.arange(len(slots_W))
-        lines_A = line_of_slot[draft_slots_A]
-        is_unknown_A = lines_A >= 0
-        token_ids_T, index, lines = upload(
-            self._runner.device, batch.token_ids_T, index_A[is_unknown_A], lines_A[is_unknown_A]
-        )
-        # Where a next token is none, since the logits were not finite, any will do: nothing is kept.
-        token_ids_T[index] = token_ids_W[lines].clamp(min=0)
-        return FlatBatch(token_ids_T, batch.slots_T, batch.positions_T), index_A
 
     def uniforms_of_all(self, drafting: Drafting) -> None:
         """Draw the random numbers of the whole drafting at once, on the host."""
@@ -218,17 +199,17 @@ class DraftRuns:
             return uniforms_DR[depths_A[0]]
         return uniforms_DR[upload(device, depths_A, active_A)]
 
-    def collect(self, launched: list[LaunchedSteps]) -> tuple[DrawnTokens, NextTokens | None]:
-        """Wait for what the steps have drawn, and for next tokens that were not known."""
+    def collect(self, launched: list[LaunchedSteps]) -> tuple[DrawnTokens, bool]:
+        """Wait for what the steps have drawn, and for next tokens that were not known, if there are any."""
         pending, self.pending = self.pending, None
-        if pending is None and len(launched) == 1:
-            return launched[0].tokens(launched[0].columns_DCA.cpu()), None
         columns = [each.columns_DCA.flatten() for each in launched]
         columns += [] if pending is None else [pending.token_ids_W.double()]
         on_host = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu()
         parts = on_host.split([len(each) for each in columns])
         tokens = DrawnTokens.joined([each.tokens(part) for each, part in zip(launched, parts, strict=False)])
-        return tokens, pending and pending._replace(token_ids_W=parts[-1].long())
+        if pending is not None:
+            self._draft_state.token_ids[pending.slots_W, pending.keys_W.positions_N] = parts[-1].numpy()
+        return tokens, pending is not None
 
 
 class RunLengths:

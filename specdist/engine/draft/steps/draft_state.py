@@ -30,7 +30,7 @@ CERTAIN = -1
 
 
 class StepScores:
-    """One matrix per drafting step; for every draft slot and position, its step and its line in that matrix.
+    """One matrix per step, or run of steps; for every draft slot and position, the line of which matrix.
 
     Scores are probabilities where the residual or a random draw needs them, else whatever the draw is the
     largest of: see :class:`specdist.sampling.branch_estimates.DraftDistributions`.
@@ -42,18 +42,23 @@ class StepScores:
         self._step_of = np.zeros((num_draft_slots, max_length), np.int64)
         self._line_of = np.zeros((num_draft_slots, max_length), np.int32)
         self._steps: dict[int, Tensor] = {}
-        self._next = NO_STEP + 1
+        self._next = self._first_lent = NO_STEP + 1
 
     @property
     def is_empty(self) -> bool:
         return not self._steps
 
-    def keep(self, draft_slots_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
-        """Keep, without a copy, the scores that these slots' tokens were drawn from."""
-        self._steps[self._next] = scores_SV
-        self._step_of[draft_slots_S, positions_S] = self._next
-        self._line_of[draft_slots_S, positions_S] = np.arange(len(draft_slots_S))
+    def keep(self, places_T: tuple[np.ndarray, np.ndarray], scores_MV: Tensor, lines_T: np.ndarray) -> None:
+        """Keep, without a copy until :meth:`own`, the scores that tokens at these places were drawn from."""
+        self._steps[self._next] = scores_MV
+        self._step_of[places_T], self._line_of[places_T] = self._next, lines_T
         self._next += 1
+
+    def own(self) -> None:
+        """Copy what was kept since the last call: a run is about to overwrite the last one's scores."""
+        for step in self._steps.keys() & range(self._first_lent, self._next):
+            self._steps[step] = self._steps[step].clone()
+        self._first_lent = self._next
 
     def keep_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
         """These tokens were not drawn: the distribution of each has all mass on it."""
@@ -72,8 +77,6 @@ class StepScores:
         places_W, index_W = upload(self._device, found, lines_W[found])
         parts = zip(steps.tolist(), index_W.split(num_found.tolist()), strict=True)
         rows = [self._steps[step].index_select(0, lines) for step, lines in parts]
-        if len(found) == len(steps_W) and rows:
-            return torch.cat(rows).float()[places_W.argsort()]
         scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
         if rows:
             scores_WV[places_W] = torch.cat(rows).float()
@@ -81,6 +84,15 @@ class StepScores:
         if len(certain):
             scores_WV[upload(self._device, certain, lines_W[certain])] = certainty
         return scores_WV
+
+    def rows(self, draft_slots_W: np.ndarray, positions_W: np.ndarray) -> tuple[Tensor, np.ndarray | None]:
+        """What :meth:`at` gives, and None; or a matrix with all of them, and their lines, -1 for zeros."""
+        steps_W = np.where(positions_W == NO_POSITION, NO_STEP, self._step_of[draft_slots_W, positions_W])
+        steps = np.unique(steps_W[steps_W != NO_STEP])
+        if len(steps) != 1 or steps[0] == CERTAIN:
+            return self.at(draft_slots_W, positions_W), None
+        lines_W = np.where(steps_W == NO_STEP, -1, self._line_of[draft_slots_W, positions_W])
+        return self._steps[int(steps[0])], lines_W.astype(np.int64)
 
     def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
         """Drop all scores except those of these tokens, which are still to be verified."""

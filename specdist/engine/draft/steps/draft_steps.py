@@ -100,7 +100,7 @@ class LaunchedSteps(NamedTuple):
         """The last step, on the device, of all sequences of the first."""
         columns = self.columns_DCA[-1]
         features_3A = columns[2:5].float() if has_features(columns) else None
-        return Step(self.active_indices[0], columns[0].long(), columns[1], features_3A)
+        return Step(self.active_indices[0], columns[0], columns[1], features_3A)
 
     def tokens(self, columns: Tensor) -> DrawnTokens:
         """The tokens of all steps, once their columns are on the host."""
