@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.groups import values_of
+from specdist.config.prompts import TurnOptions
 from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.data.formats.templates import PromptTemplate
+from specdist.data.run.run_folder import run_of
+from specdist.data.store.copies import fetched
 from specdist.job.rows.batch_input import batch_options
 from specdist.utils.errors import UserError
 
@@ -31,8 +37,8 @@ def check_early(config: GenerateConfig) -> None:
     if "RANK" not in os.environ:
         config.check_world(1)
         options = batch_options(config)
-        places = _places(replace(config, **options))
-        _checked.append(_Opened(config, options, places, open_prompts(**places)))
+        own = replace(config, **options)
+        _checked.append(_Opened(config, options, _places(own), _open(own)))
 
 
 def run_batch_options(config: GenerateConfig) -> dict[str, Any]:
@@ -43,9 +49,8 @@ def run_batch_options(config: GenerateConfig) -> dict[str, Any]:
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
     """Raises :class:`UserError` for a file that cannot be used."""
-    places = _places(config)
-    is_known = bool(_checked) and _checked[0].places == places
-    prompts = _checked.pop().prompts if is_known else open_prompts(**places)
+    is_known = bool(_checked) and _checked[0].places == _places(config)
+    prompts = _checked.pop().prompts if is_known else _open(config)
     if config.chat_fingerprint and not prompts.is_chat:
         raise UserError(
             f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
@@ -55,6 +60,29 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
 
 
 def _places(config: GenerateConfig) -> dict[str, Any]:
-    names = ("prompt_column", "messages_column", "limit", "cache_dir")
-    found = {name: getattr(config, name) for name in names}
-    return {"path": config.prompts, "has_turns": config.turns_column is not None, **found}
+    more = {name: getattr(config, name) for name in ("output", "limit", "cache_dir")}
+    return values_of(config, TurnOptions) | more
+
+
+def _open(config: GenerateConfig) -> Prompts:
+    """The rows of files, or of a run. Raises :class:`UserError`."""
+    template, text = None, config.prompt_template
+    if text is not None:
+        template = PromptTemplate(text, system_prompt=config.system_prompt, is_chat=config.chat)
+    # Two URLs are compared alike.
+    path, output = Path(config.prompts).resolve(), Path(config.output).resolve()
+    if path in (output, output / "shards"):
+        raise UserError(f"--prompts {config.prompts} is in --output {config.output}: write to another folder")
+    run = run_of(fetched(config.prompts, config.cache_dir))
+    if config.unfinished and run is None:
+        raise UserError(
+            f"--unfinished has no effect: --prompts {config.prompts} is not a run's folder; leave it out"
+        )
+    names = ("prompt_column", "messages_column", "limit", "cache_dir", "keep_errors")
+    return open_prompts(
+        config.prompts,
+        has_turns=config.turns_column is not None,
+        files=[] if run is None else run.finished_files(unfinished=config.unfinished),
+        template=template,
+        **{name: getattr(config, name) for name in names},
+    )

@@ -257,7 +257,7 @@ def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
     if chat is not None and not load_tokenizer(checkpoint).chat_template:
         raise UserError(
             f"{chat} needs a chat template, and the tokenizer of --target "
-            f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+            f"{checkpoint.name} has none: choose a chat model, or give plain text"
         )
 
 
