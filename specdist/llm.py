@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 
 # Options of files, of which there are none here.
-OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column")
+OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column", "prompt_template")
 A_PROMPT = (
     "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
     "({'role': ..., 'content': ...}), and several are a list of prompts"

@@ -67,8 +67,8 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=79, package_lines=55_100, import_lines=46_800, synchronous_files=17, synchronous_lines=3_800,
-    default_files=46, default_lines=10_600, test_lines=52_700, words=17_350, words_by_hand=15_000,
+    options=83, package_lines=55_100, import_lines=46_800, synchronous_files=17, synchronous_lines=3_800,
+    default_files=46, default_lines=10_600, test_lines=52_700, words=17_668, words_by_hand=15_318,
     rooms=12, arrows=55,
 )  # fmt: skip
 GOAL = Sizes(

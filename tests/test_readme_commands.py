@@ -60,9 +60,12 @@ def workspace(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a finished run of four shards, ``runs/finished`` and ``runs/mine``."""
     path = workspace_of(tmp_path_factory.mktemp("readme"))
     rows = pa.ipc.open_file(pair.prompts).read_all()
+    rows = rows.append_column("question", rows["prompt"])
     for name in ("prompts", "train"):
         pa.parquet.write_table(rows, path / "data" / f"{name}.parquet")
     shutil.copy(pair.prompts, path / "prompts.arrow")
+    (path / "judge.jinja").write_text(blocks("jinja")[0])
+    (path / "verdict.json").write_text(next(block for block in blocks("json") if '"score"' in block))
     # Those that lm-evaluation-harness would leave beside its prompts.
     (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
     (path / "TARGET").symlink_to(pair.target)
@@ -202,6 +205,10 @@ def test_python_of_the_readme_runs(block: str, here: Path, monkeypatch: pytest.M
     missing = [name for name in imports(block) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed")
+    for command in RUN_HERE:
+        made = output_of(command)
+        if f'"{made}"' in block and not (here / str(made)).exists():
+            run(command, here, monkeypatch)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 

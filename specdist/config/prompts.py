@@ -148,7 +148,8 @@ class PromptOptions(ChatOptions):
 
 @dataclass(kw_only=True)
 class TurnOptions(PromptOptions):
-    """Prompts, and conversations of which the input has the user's side alone."""
+    """Prompts, those that a template writes, and conversations of which the input has the user's side
+    alone."""
 
     _argument_group_name = "Prompts"
 
@@ -157,8 +158,28 @@ class TurnOptions(PromptOptions):
         help="column of lists of user messages: each is answered in turn, with the answers before it, in "
         "the chat template",
     )
+    prompt_template: str | None = option(
+        None,
+        help="Jinja template that writes a row's prompt from its columns: a file, or the text itself, such "
+        'as "Translate: {{ text }}"; --system_prompt is then such a text, too',
+    )
+    chat: bool = option(
+        False, help="the text of --prompt_template is a message of the user, for the chat template"
+    )
+    keep_errors: bool = option(
+        False, help="of --prompts that a run has written, read also the rows that have errors"
+    )
+    unfinished: bool = option(False, help="of a run in --prompts that is not complete, read what is")
 
     _refusals: ClassVar[Refusals] = (
+        ("prompt_column messages_column turns_column", lambda o: o.prompt_template is not None,
+         "and --prompt_template exclude each other: leave one of them out; a template reads any column"),
+        ("chat", lambda o: o.prompt_template is None,
+         "has no effect without --prompt_template: give one, or name a column of chats in --messages_column"),
+        ("system_prompt chat_template_kwargs", lambda o: o.prompt_template is not None and not o.chat,
+         "has no effect on prompts of --prompt_template without --chat: give it, too, or leave this out"),
+        ("continue_final_message", lambda o: o.prompt_template is not None,
+         "has no effect with --prompt_template, whose text is a message of the user: leave it out"),
         ("turns_column", lambda o: o.prompt_column is not None,
          "and --prompt_column {o.prompt_column} exclude each other: name the one that has the prompts"),
         ("turns_column", lambda o: o.messages_column != o.turns_column,
@@ -171,6 +192,8 @@ class TurnOptions(PromptOptions):
     )  # fmt: skip
 
     def resolve_prompts(self) -> None:
-        """Fill in the column: that of turns is one of messages. Raises as without turns."""
-        self.messages_column = self.messages_column or self.turns_column
-        super().resolve_prompts()
+        """Fill in the column: that of turns is one of messages, and a template needs none. Raises as without
+        turns."""
+        if self.prompt_template is None:
+            self.messages_column = self.messages_column or self.turns_column
+            super().resolve_prompts()

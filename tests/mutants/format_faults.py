@@ -9,6 +9,7 @@ FORMS = "tests/job/test_template_forms.py"
 BATCHES = "tests/data/test_batches.py"
 BATCH_INPUT = "tests/job/test_batch_input.py"
 THINKING = "tests/sampling/constraints/test_thinking.py"
+TEMPLATES = "tests/data/test_templates.py"
 RULES = "tests/job/test_constraints.py::"
 TURNS = "tests/job/test_turns.py::"
 FOLLOWING = (
@@ -28,6 +29,10 @@ FORMAT_FAULTS = (
         'if self.system_prompt is None or (messages and messages[0]["role"] in SYSTEM_ROLES):',
         "if self.system_prompt is None:",
         (CHAT,)),
+    Mutant("template-writes-none-for-null", "_printed",
+        "    if value is None:\n",
+        "    if value is ...:\n",
+        (TEMPLATES,)),
     Mutant("system-prompt-left-out-of-the-manifest", "run_fingerprint",
         "        **config.chat_fingerprint,\n",
         "",

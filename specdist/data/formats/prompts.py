@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ from specdist.data.formats.messages import (
     why_not_text,
     why_not_turns,
 )
+from specdist.data.formats.run_rows import as_input
+from specdist.data.formats.templates import OPTION, PromptTemplate
 from specdist.data.store.copies import fetched
 from specdist.data.store.files import WatchedFiles
 from specdist.utils.errors import UserError
@@ -49,6 +51,8 @@ class Prompts:
     """What requests of OpenAI's batch format ask for; None if the rows are no such requests."""
     has_turns: bool = False
     """Whether a row is a list of user messages, to be answered in turn."""
+    template: PromptTemplate | None = None
+    """What writes the prompts, in the place of a column."""
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +71,8 @@ class Prompts:
     @property
     def has_tools(self) -> bool:
         """Whether there is a column of tools for the chat template."""
-        return self.is_chat and self.batch is None and TOOLS in {*self.schema.names} - {self.column}
+        is_conversation = self.is_chat and self.batch is None and self.template is None
+        return is_conversation and TOOLS in {*self.schema.names} - {self.column}
 
     def table(self, start: int, stop: int) -> pa.Table:
         """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
@@ -84,18 +89,18 @@ class Prompts:
         """How many of the first rows' prompts, if they are texts, begin with a text."""
         if self.is_chat:
             return 0
-        if self.batch is not None:
-            return sum(self._begins_with(row, text) for row in range(num_rows))
+        if self.batch is not None or self.template is not None:
+            prompts = map(self._prompt_or_none, range(num_rows))
+            return sum(isinstance(prompt, str) and prompt.startswith(text) for prompt in prompts)
         self._check_files(0, num_rows)
         column = self.rows.read(0, num_rows, [self.column]).column(0)
         return sum(value is not None and value.startswith(text) for value in column.to_pylist())
 
-    def _begins_with(self, row: int, text: str) -> bool:
+    def _prompt_or_none(self, row: int) -> str | list[dict[str, Any]] | Chat | None:
         try:
-            prompt = self.prompt(row)
+            return self.prompt(row)
         except RowError:
-            return False
-        return isinstance(prompt, str) and prompt.startswith(text)
+            return None
 
     def check_column(self, option: str, column: str) -> None:
         """Raises :class:`UserError`, which names the ``option``, if the column is missing."""
@@ -138,6 +143,8 @@ class Prompts:
         """
         if row in self.unusable:
             raise RowError(self.unusable[row])
+        if self.template is not None:
+            return self._rendered(self.template, row)
         value = self.value(self.column, row)
         if value is None:
             raise RowError(f"{self.column} is null")
@@ -150,6 +157,17 @@ class Prompts:
         if not value:
             raise RowError(f"{self.column} is empty")
         return value if isinstance(value, str) else self.with_tools(row, self._messages(value))
+
+    def _rendered(self, template: PromptTemplate, row: int) -> str | list[dict[str, Any]]:
+        self._check_files(row, row + 1)
+        try:
+            values = self.rows.row(row, sorted({*template.columns.values()}))
+        except JsonError as error:
+            raise RowError(f"a column that {OPTION} reads is not valid JSON: {error}") from error
+        try:
+            return template.of(values)
+        except ValueError as error:
+            raise RowError(str(error)) from error
 
     def with_tools(self, row: int, messages: list[dict[str, Any]]) -> list[dict[str, Any]] | Chat:
         """A row's messages with its tools, if it has some. Raises as :meth:`prompt` does."""
@@ -210,34 +228,44 @@ def open_prompts(
     has_turns: bool = False,
     limit: int | None,
     cache_dir: str | None = None,
+    files: Sequence[Path] = (),
+    keep_errors: bool = False,
+    template: PromptTemplate | None = None,
 ) -> Prompts:
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
     is fetched into the ``cache_dir``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
-    two columns; with ``has_turns`` the messages are texts of the user's turns. Of requests of OpenAI's
-    batch format the column is their body, whether it is named or the default.
+    two columns and the ``template``; with ``has_turns`` the messages are texts of the user's turns. Of
+    requests of OpenAI's batch format the column is their body, whether it is named or the default.
+    ``files``: those at the path, where they are known. ``keep_errors``: of what a run has written.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
-        files = find_files(fetched(path, cache_dir))
+        files = list(files) or find_files(fetched(path, cache_dir))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
     check_split(path, files)
     watched = WatchedFiles(files)
-    assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
+    given = (prompt_column, messages_column, template)
+    assert sum(each is not None for each in given) == 1, "the configuration names one of them"
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
     found = read_inputs(files, column)
-    rows = found.rows
-    if rows.num_rows == 0:
+    if found.rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
     column.check(path)
-    if messages_column is not None:
+    found, renamed = as_input(path, found, keep_errors=keep_errors, has_template=template is not None)
+    rows = found.rows
+    if template is not None:
+        template.bind(path, rows.schema, renamed)
+        name = OPTION
+    elif messages_column is not None:
         option = "--turns_column" if has_turns else "--messages_column"
         field = _field(path, rows.schema, option, messages_column)
         _check_turns_type(field) if has_turns else _check_messages_type(field)
+        name = field.name
     else:
         field = _field(path, rows.schema, "--prompt_column", BODY if found.batch else column.name)
         if not _is_text(field.type):
@@ -245,16 +273,18 @@ def open_prompts(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
                 "for chat messages use --messages_column"
             )
+        name = field.name
     _check_output_names(path, rows.schema, prompt_column)
     return Prompts(
         files=tuple(files),
         rows=rows if limit is None else rows.limited(limit),
-        column=field.name,
+        column=name,
         watched=watched,
         unusable=found.unusable,
-        is_chat=column.is_chat or (found.batch is not None and found.batch.is_chat),
+        is_chat=column.is_chat or any(each.is_chat for each in (found.batch, template) if each is not None),
         batch=found.batch,
         has_turns=has_turns,
+        template=template,
     )
 
 

@@ -8,6 +8,7 @@ shard.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -248,6 +249,16 @@ class RunFolder:
         complete = set(self.complete_among(range(plan.num_shards)))
         return [shard for shard in range(plan.num_shards) if shard not in complete]
 
+    def finished_files(self, *, unfinished: bool) -> list[Path]:
+        """The data of complete shards, for ``--prompts``. Raises :class:`UserError` if some are missing,
+        unless the run may be ``unfinished``, and if all are."""
+        missing = self.missing_shards()
+        found = sorted({*range(self.plan().num_shards)} - {*missing})
+        if missing and not (unfinished and found):
+            more = ", or read the finished shards alone with --unfinished" if found else ""
+            raise UserError(f"--prompts {self.missing_message(missing)}{more}")
+        return [self.data_path(shard) for shard in found]
+
     def missing_message(self, missing: Sequence[int]) -> str:
         """What to tell people about missing shards."""
         plan = self.plan()
@@ -266,3 +277,12 @@ class RunFolder:
         if isinstance(self.path, StorePath):
             forget_logs(self.cached_log(self.parts_path(shard)))
         fsync_folder(self.parts_path(shard).parent)
+
+
+def run_of(path: Path) -> RunFolder | None:
+    """The run in this folder, or of this folder ``shards``; None if there is none."""
+    for folder in (path, path.parent) if path.name == "shards" else (path,):
+        with contextlib.suppress(OSError, ValueError):
+            if "fingerprint" in parse_object(RunFolder(folder).manifest_path.read_bytes()):
+                return RunFolder(folder)
+    return None

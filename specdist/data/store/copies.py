@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specdist.data.file_names import LEASES_FOLDER, RECORD_FILE
 from specdist.data.store.access import explain
-from specdist.data.store.files import write_json
+from specdist.data.store.files import unique_tag, write_json
 from specdist.data.store.object_store import ObjectInfo
 from specdist.data.store.storage import StorePath, cache_folder, in_parallel, local_folder, storage_path
 from specdist.utils.errors import UserError
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetched(text: str, cache_dir: str | None = None) -> Path:
-    """The local file or folder with the content of ``--prompts``; a path is its own.
+    """The local file or folder with the content of ``--prompts``, of a run all of it; a path is its own.
 
     The copy's folder is named after the URL and all sizes and versions (ETags), so a change on the store is
     another copy; without a version a file is fetched anew. Raises :class:`UserError` if the URL cannot be
@@ -41,6 +41,8 @@ def fetched(text: str, cache_dir: str | None = None) -> Path:
         return path
     with explain(f"--prompts {text}", path):
         files, is_folder = _found(path)
+        if is_folder and {"manifest.json", "config.yaml"} <= {*path.names()}:
+            return mirrored(path)
         folder = cache_folder(cache_dir) / "inputs" / f"{local_folder(text).name}-{_digest(files)}"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f"{folder.name}.lock").open("w") as lock:
@@ -71,7 +73,7 @@ def _found(path: StorePath) -> tuple[dict[StorePath, ObjectInfo], bool]:
 
 def _fetch(source: StorePath, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.tmp")
+    temporary = file.with_name(f"{file.name}.{unique_tag()}.tmp")
     source.store.download(source.key, temporary)
     temporary.replace(file)
 

@@ -96,6 +96,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
             if note is not None:
                 logger.warning(note)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
+    chat = "--chat" if config.chat else chat
     check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)
     # Positions of a drafter need no table: its configuration's number is that of its training.

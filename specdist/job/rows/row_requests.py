@@ -69,7 +69,8 @@ def chat_warnings(config: GenerateConfig, prompts: Prompts, encoder: PromptEncod
         left_out = dict.fromkeys(what, row) | left_out
         if encoder.begins_after_assistant(prompt):
             after_assistant.append(row)
-    read = {prompts.column, config.constraint_column, *((TOOLS,) if prompts.has_tools else ())}
+    own = [prompts.column] if prompts.template is None else prompts.template.columns.values()
+    read = {*own, config.constraint_column, *((TOOLS,) if prompts.has_tools else ())}
     unread = [name for name in CHAT_COLUMNS if name in prompts.schema.names and name not in read]
     found = []
     if unread:

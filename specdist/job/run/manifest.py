@@ -85,6 +85,7 @@ def run_fingerprint(
         "messages_column": config.messages_column,
         **config.chat_fingerprint,
         **({} if config.turns_column is None else {"turns_column": config.turns_column}),
+        **({} if prompts.template is None else prompts.template.fingerprint),
         # Earlier versions did not read it.
         **({"tools_column": TOOLS} if prompts.has_tools else {}),
         "num_rows": prompts.num_rows,

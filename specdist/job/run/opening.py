@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.groups import values_of
 from specdist.config.processing import STRUCT
+from specdist.config.prompts import TurnOptions
 from specdist.data.formats.batches import BODY, CONSTRAINT
 from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.data.formats.templates import PromptTemplate
+from specdist.data.run.run_folder import run_of
+from specdist.data.store.copies import fetched
 from specdist.utils.errors import UserError
 
 
@@ -38,7 +44,7 @@ def run_batch_options(config: GenerateConfig) -> dict[str, Any]:
     other prompts. Raises :class:`UserError` for prompts that cannot be opened, and for requests that this run
     cannot answer."""
     if not _opened or _opened[0].asked != config:
-        prompts = open_prompts(**_places(config))
+        prompts = _open(config)
         _opened[:] = [_Opened(config, _batch_options(config, prompts), prompts)]
     return _opened[0].batch_options
 
@@ -64,9 +70,10 @@ def _batch_options(config: GenerateConfig, prompts: Prompts) -> dict[str, Any]:
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
     """Raises :class:`UserError` for a file that cannot be used."""
-    places = _places(config)
-    is_open = bool(_opened) and _places(replace(_opened[0].asked, **_opened[0].batch_options)) == places
-    prompts = _opened.pop().prompts if is_open else open_prompts(**places)
+    is_known = bool(_opened) and _places(replace(_opened[0].asked, **_opened[0].batch_options)) == _places(
+        config
+    )
+    prompts = _opened.pop().prompts if is_known else _open(config)
     if config.chat_fingerprint and not prompts.is_chat:
         raise UserError(
             f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
@@ -76,6 +83,29 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
 
 
 def _places(config: GenerateConfig) -> dict[str, Any]:
-    names = ("prompt_column", "messages_column", "limit", "cache_dir")
-    found = {name: getattr(config, name) for name in names}
-    return {"path": config.prompts, "has_turns": config.turns_column is not None, **found}
+    more = {name: getattr(config, name) for name in ("output", "limit", "cache_dir")}
+    return values_of(config, TurnOptions) | more
+
+
+def _open(config: GenerateConfig) -> Prompts:
+    """The rows of files, or of a run. Raises :class:`UserError`."""
+    template, text = None, config.prompt_template
+    if text is not None:
+        template = PromptTemplate(text, system_prompt=config.system_prompt, is_chat=config.chat)
+    # Two URLs are compared alike.
+    path, output = Path(config.prompts).resolve(), Path(config.output).resolve()
+    if path in (output, output / "shards"):
+        raise UserError(f"--prompts {config.prompts} is in --output {config.output}: write to another folder")
+    run = run_of(fetched(config.prompts, config.cache_dir))
+    if config.unfinished and run is None:
+        raise UserError(
+            f"--unfinished has no effect: --prompts {config.prompts} is not a run's folder; leave it out"
+        )
+    names = ("prompt_column", "messages_column", "limit", "cache_dir", "keep_errors")
+    return open_prompts(
+        config.prompts,
+        has_turns=config.turns_column is not None,
+        files=[] if run is None else run.finished_files(unfinished=config.unfinished),
+        template=template,
+        **{name: getattr(config, name) for name in names},
+    )

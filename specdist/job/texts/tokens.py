@@ -272,7 +272,7 @@ def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
         raise UserError(
             f"{chat} needs a chat template, and the tokenizer of --target "
             f"{checkpoint.name} has none: choose a chat model, name a template with --chat_template, or "
-            "give plain text with --prompt_column"
+            "give plain text"
         )
 
 
