@@ -73,8 +73,8 @@ MEASURED_RATES = {
 }
 # Without tensor cores for float8 (before compute capability 8.9), or for bfloat16 and 8-bit numbers.
 WITHOUT_FLOAT8, WITHOUT_NARROW = ("a100-80", "a100-40", "a10", "a6000", "rtx-3090"), ("v100-32",)
-# Tensor cores of this one give 0.15 POPS for int8, a fifteenth of its bfloat16 rate; others twice that.
-FEW_INT8 = {"b300": Rates(0.32, 0.54 / 30)}
+# By its sheet this one gives 0.15 POPS for int8, a fifteenth of its bfloat16 rate; others give twice that.
+FEW_INT8 = {"b300": Rates(0.32, 1 / 15)}
 
 
 @dataclass(frozen=True, kw_only=True)
