@@ -55,6 +55,8 @@ def _found(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -
             elsewhere = "" if gpu.name == "h200" else f", taken for the {gpu.name}"
             if gpu.products[kind] == MEASURED_RATES[kind]:  # else among the GPU's own
                 yield MEASURED, f"{kind} products (one matrix on one H200{elsewhere})"
+            elif not is_calibrated:
+                yield ASSUMED, f"{kind} products at the {gpu.name}'s published rate"
         else:
             yield ASSUMED, "quantised layers are written in 16 bits and read again"
     if any(model.experts for model in models):
@@ -64,5 +66,8 @@ def _found(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -
         yield ASSUMED, f"sums over {plan.tp_size} GPUs"
     if plan.settings.mode in OWN_GPU:
         yield ASSUMED, "0.2 ms for messages to the draft's GPU and back"
-    if draft is not None:
-        yield ASSUMED, f"an acceptance of {plan.settings.acceptance:g} for every token (--acceptance)"
+    if (mode := plan.settings.mode) == "n-grams":
+        yield MEASURED, "the lookup's time (a host's core)"
+    if mode != "target only":
+        match = ", and a match in every round" * (mode == "n-grams")
+        yield ASSUMED, f"an acceptance of {plan.settings.acceptance:g} for every token (--acceptance){match}"

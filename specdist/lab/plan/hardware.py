@@ -73,6 +73,8 @@ MEASURED_RATES = {
 }
 # Without tensor cores for float8 (before compute capability 8.9), or for bfloat16 and 8-bit numbers.
 WITHOUT_FLOAT8, WITHOUT_NARROW = ("a100-80", "a100-40", "a10", "a6000", "rtx-3090"), ("v100-32",)
+# By its sheet this one gives 0.15 POPS for int8, a fifteenth of its bfloat16 rate; others give twice that.
+FEW_INT8 = {"b300": Rates(0.32, 1 / 15)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +251,7 @@ def _gpu(
         has_bfloat16=has_bfloat16,
         device=device,
         products={
-            kind: rates
+            kind: FEW_INT8.get(name, rates) if kind == "int8" else rates
             for kind, rates in MEASURED_RATES.items()
             if name not in WITHOUT_NARROW and (kind != "float8" or name not in WITHOUT_FLOAT8)
         },
@@ -267,19 +269,20 @@ GPUS = {
         _gpu("b300", 267, 8000, 2250, 75, 900, r"\bG?B300\b", is_nvlink=True),
         _gpu("b200", 179, 8000, 2250, 75, 900, r"\bG?B200\b", is_nvlink=True),
         _gpu("h200", 140, 4800, 989, 67, 450, r"\bH200\b|GH200 144", is_nvlink=True),
-        _gpu("gh200", 95.1, 4000, 989, 67, 64, r"GH200 480GB", is_nvlink=False),
+        _gpu("gh200", 94.5, 4000, 989, 67, 64, r"GH200 (120|480)GB", is_nvlink=False),
         _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, r"H100 80GB HBM3", is_nvlink=True),
         _gpu("h100-nvl", 93.1, 3938, 835, 60, 64, r"H100 NVL", is_nvlink=False),
         _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, r"H100 PCIe", is_nvlink=False),
-        _gpu("h20", 95.1, 4000, 148, 44, 450, r"\bH20\b", is_nvlink=True),
+        _gpu("h20", 95.0, 4000, 148, 44, 450, r"\bH20\b", is_nvlink=True),
         _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, r"A100.*80GB", is_nvlink=True),
         _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, r"A100.*40GB", is_nvlink=True),
         _gpu("l40s", 44.5, 864, 362, 91.6, 32, r"\bL40S\b", is_nvlink=False),
-        _gpu("a6000", 47.5, 768, 155, 38.7, 32, r"RTX A6000\b", is_nvlink=False),
+        _gpu("a6000", 47.4, 768, 155, 38.7, 32, r"RTX A6000\b", is_nvlink=False),
         _gpu("l4", 22.5, 300, 121, 30.3, 32, r"\bL4\b", is_nvlink=False),
         _gpu("a10", 22.5, 600, 125, 31.2, 32, r"\bA10G?\b", is_nvlink=False),
         _gpu("v100-32", 31.7, 900, 125, 15.7, 150, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
-        _gpu("rtx-pro-6000", 95.1, 1792, 504, 125, 64, r"RTX PRO 6000\b", is_nvlink=False),
+        _gpu("rtx-pro-6000", 94.9, 1792, 504, 125, 64, r"RTX PRO 6000\b(?!.*Server)", is_nvlink=False),
+        _gpu("rtx-pro-6000-server", 94.9, 1597, 500, 120, 64, r"RTX PRO 6000\b.*Server", is_nvlink=False),
         _gpu("rtx-5090", 31.4, 1792, 210, 105, 64, r"RTX 5090\b", is_nvlink=False),
         _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, r"RTX 4090\b", is_nvlink=False),
         _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, r"RTX 3090\b", is_nvlink=False),

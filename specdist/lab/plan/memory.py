@@ -108,7 +108,7 @@ def fit(
     limits = partial(
         _limits,
         row_tokens=row_tokens,
-        num_draft_tokens=0 if draft is None else num_draft_tokens,
+        num_draft_tokens=0 if mode == "target only" else num_draft_tokens,
         num_state_numbers=0 if draft is None else draft.num_read_numbers,
     )
     of_target = int(tp_size > 1)

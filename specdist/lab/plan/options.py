@@ -15,9 +15,9 @@ from specdist.config.groups import (
     QuantizationOptions,
     TrustOptions,
 )
-from specdist.config.speculation import NEEDS_MODEL
+from specdist.config.speculation import NGRAM
 from specdist.lab.plan.hardware import GPUS
-from specdist.lab.plan.shapes import NAMED
+from specdist.lab.plan.shapes import EAGLE3, NAMED
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
 
@@ -32,7 +32,8 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     target: str = option(help=f"hub id or folder of the large model, or one of {', '.join(NAMED)}")
     draft: str | None = option(
         None,
-        help=f"the same of the small model, or {MTP}; none = target only",
+        help=f"the same of the small model; {EAGLE3} = such a draft of the target's shape; {MTP} = the "
+        f"target's own head; {NGRAM} = lookup, without a model; none = target only",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"
@@ -69,7 +70,8 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
 
     _refusals: ClassVar[Refusals] = (
-        NEEDS_MODEL,
+        ("draft_quantization", lambda o: o.draft == NGRAM,
+         f"is for a draft model, and --draft {NGRAM} has none: leave it out"),
         ("acceptance", lambda o: o.draft is None,
          "has no effect without --draft: add it or leave this option out"),
     )  # fmt: skip

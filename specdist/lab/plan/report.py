@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from specdist.config.groups import DrawingOptions
+from specdist.config.groups import DrawingOptions, values_of
 from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
 from specdist.job.totals.spending import price_per_million
-from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
+from specdist.lab.plan.advise import WORTHWHILE, Plan, Planner, Site, Work
+from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.shapes import SHAPES
+from specdist.lab.plan.shapes import EAGLE3, SHAPES
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
-from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.host import GIB, MIB
 from specdist.utils.table import Table
 
@@ -28,39 +28,57 @@ NAMES: dict[Mode, str] = {
     "synchronous": "draft GPU, synchronous",
     "asynchronous": "draft GPU, asynchronous",
     "branches": "draft GPU, branches",
+    "n-grams": "n-gram lookup",
 }
+COLUMNS = """tp: GPUs of the target; GPUs: of a replica, with the draft's own; replicas: side by side
+batch: sequences at a time in a replica; K: draft tokens; tokens/s: of all replicas; per GPU: of those in use
+time: of the run; price: of all GPUs of used nodes; tokens/round: of a sequence by a pass; busy: its share"""
+PARTS = ("weights", "buffers", "driver")
 SHARDS_PER_REPLICA = 4
 GPU_LAUNCH = "jobs/accelerate/gpu8.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
 
 
-def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
-    """The memory of every GPU in GiB, and how many sequences of the full length fit."""
+def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work, gpu: Gpu) -> str:
+    """The memory of every GPU in GiB, and how many sequences of the full length fit. The parts add up to all
+    of it as they are shown."""
     rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
             if share is None:
                 continue
             first = role == "target"
+            taken = (share.weight_bytes, share.reserved_bytes, gpu.reserved_bytes)
+            gib = dict(zip(PARTS, (round(num / GIB, 1) for num in taken), strict=True))
+            left = round(gpu.memory_bytes / GIB, 1) - sum(gib.values())
+            lacking = (share.weight_bytes + share.cache_bytes_per_row - share.usable_bytes) / GIB
             rows.append(
                 {
                     "mode": NAMES[mode].removesuffix(", asynchronous") if first else "",
                     "tp": tp_size if first else "",
                     "GPU of": "both" if mode == "colocated" else role,
-                    "weights": _gib(share.weight_bytes),
-                    "reserved": _gib(share.reserved_bytes),
-                    "usable": _gib(share.usable_bytes),
-                    "cache per sequence": _gib(share.cache_bytes_per_row, digits=4),
-                    "max sequences": share.most_rows,
-                    "": ("fits" if fit.most_rows else "does not fit") if first else "",
+                    **{name: f"{num:.1f}" for name, num in gib.items()},
+                    "cache": f"{left:.1f}" if share.most_rows else None,
+                    "of a sequence": f"{share.cache_bytes_per_row / GIB:.4f}",
+                    "max sequences": share.most_rows or None,
+                    "": "fits" if share.most_rows else f"lacks {max(0.1, lacking):.1f} GiB",
                 }
             )
     table = Table.of(rows, num_names=2)
-    return f"GiB per GPU, for sequences of {work.row_tokens} tokens:\n{table.console()}"
+    return (
+        f"GiB per GPU, for sequences of {work.row_tokens} tokens: {gpu.memory_bytes / GIB:.1f} = weights + "
+        "buffers (of passes with so many sequences, CUDA graphs, NCCL, and what fragments) + driver + cache\n"
+        + table.console()
+    )
 
 
-def plan_table(plans: Sequence[Plan], chosen: Plan | None, gpu_price: float | None = None) -> str:
-    """One line per plan; the recommended one is marked."""
+def plan_table(planner: Planner, chosen: Plan, gpu_price: float | None = None) -> str:
+    """A line for each mode, of the recommended plan's, which is marked, for each number of ranks, and words
+    for those that do not fit; and what the columns are."""
+    plans: list[Plan] = []
+    for plan in planner.best_plans():
+        plans += planner.by_ranks(plan.settings.mode) if plan is chosen else [plan]
+    missing = [mode for mode in planner.modes if planner.best(mode) is None]
     has_states = any(plan.prediction.state_bytes_per_round for plan in plans)
     rows: list[dict[str, str | int | None]] = [
         {
@@ -73,24 +91,27 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None, gpu_price: float | No
             "K": plan.settings.num_draft_tokens or None,
             "tokens/s": f"{plan.tokens_per_s:,.0f}",
             "per GPU": f"{plan.tokens_per_s_per_gpu:,.0f}",
-            "hours": f"{plan.hours:.3g}",
+            "time": _time(plan.hours),
             **({} if price is None else {"price per M": f"{price:.3g}"}),
             "tokens/round": f"{found.tokens_per_round:.2f}",
             "round ms": f"{found.round_s * 1e3:.1f}",
             "target busy": f"{found.target_share:.0%}",
             "draft busy": f"{found.draft_share:.0%}" if found.draft_share else None,
-            **({"states MiB/round": _mib(found.state_bytes_per_round)} if has_states else {}),
+            **({"states MiB/round": f"{states:.2f}" if states else None} if has_states else {}),
         }
         for plan in plans
-        for found in [plan.prediction]
-        for price in [price_per_million(gpu_price, plan.tokens_per_s_per_gpu)]
+        for found, states in [(plan.prediction, plan.prediction.state_bytes_per_round / MIB)]
+        for price in [price_per_million(gpu_price, plan.tokens_per_s / plan.num_paid)]
     ]
-    return Table.of(rows, num_names=2).console()
+    words = ({"": "", "mode": f"{NAMES[mode]}: {planner.why_missing(mode)}"} for mode in missing)
+    rows += [dict.fromkeys(rows[0]) | each for each in words]
+    return f"{Table.of(rows, num_names=2).console()}\n{COLUMNS}"
 
 
-def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
+def reason(plans: Sequence[Plan], chosen: Plan, planner: Planner) -> str:
     """Why this plan, in sentences."""
-    gpu, width = site.gpu, target.bytes_per_number
+    target, gpu = planner.target, planner.site.gpu
+    width = target.bytes_per_number
     free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
     if (rates := gpu.products.get(target.product or "")) is not None:
         narrow_width = target.quantized_bytes / target.num_quantized
@@ -104,25 +125,24 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
         "beyond that, its time grows with the number of tokens"
     )
     limit += f"; its passes have {chosen.prediction.tokens_per_pass:.0f}."
-    plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
-    best = max(plans, key=lambda plan: plan.tokens_per_s)
+    # It fits where anything does.
+    plain = plans[0]
     if chosen is plain:
         if len(plans) == 1:
-            return f"Target only: there is no draft, or none fits. {limit}"
+            why = "no --draft is given" if len(planner.modes) == 1 else "with the draft nothing fits"
+            return f"Target only: {why}. {limit}"
+        best = max(plans[1:], key=lambda plan: plan.tokens_per_s)
         return (
-            f"Do not speculate: plain decoding with {_setting(plain)} gives {plain.tokens_per_s:,.0f} "
+            f"Do not speculate: plain decoding with {setting(plain)} gives {plain.tokens_per_s:,.0f} "
             f"tokens/s, and {NAMES[best.settings.mode]} {best.tokens_per_s / plain.tokens_per_s:.2f} times "
             f"that (worthwhile from {WORTHWHILE:g} on). {limit}"
         )
     name = NAMES[chosen.settings.mode]
-    gain = "plain decoding does not fit"
-    if plain is not None:
-        per_gpu = chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu
-        gain = (
-            f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the "
-            f"same nodes ({per_gpu:.2f} times per GPU used)"
-        )
-    text = f"{name[0].upper()}{name[1:]} with {_setting(chosen)}: {gain}. {limit}"
+    per_gpu = chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu
+    text = (
+        f"{name[0].upper()}{name[1:]} with {setting(chosen)}: {chosen.tokens_per_s / plain.tokens_per_s:.2f} "
+        f"times the tokens/s of plain decoding on the same nodes ({per_gpu:.2f} times per GPU used). {limit}"
+    )
     if chosen.settings.mode == "branches":
         text += (
             f" It takes {chosen.settings.num_branches} branches per sequence that catch "
@@ -131,19 +151,18 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
     return text
 
 
-def _setting(plan: Plan) -> str:
-    length = plan.settings.num_draft_tokens
+def setting(plan: Plan) -> str:
+    """In words."""
+    length, num_rows = plan.settings.num_draft_tokens, plan.settings.num_rows
     drafts = f" and {length} draft tokens" if length else ""
     ranks = f"tp_size {plan.tp_size}{' with whole experts' * plan.has_whole_experts}"
-    return f"{ranks}, {plan.settings.num_rows} sequences{drafts}"
+    return f"{ranks}, {num_rows} sequence{'s' * (num_rows > 1)}{drafts}"
 
 
-def _mib(num_bytes: float) -> str | None:
-    return f"{num_bytes / MIB:.2f}" if num_bytes else None
-
-
-def _gib(num_bytes: int, digits: int = 1) -> str:
-    return f"{num_bytes / GIB:.{digits}f}"
+def _time(hours: float) -> str:
+    if hours < 1 / 30:
+        return f"{hours * 3600:.2g} s"
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:,.3g} h"
 
 
 def longest_row(plan: Plan, work: Work, max_positions: int) -> int:
@@ -152,7 +171,7 @@ def longest_row(plan: Plan, work: Work, max_positions: int) -> int:
     ``work`` has the lengths of a typical row, and some prompts are longer. Only half of the cache, because
     its size at the start of the run is an estimate.
     """
-    return min(max_positions, max(work.row_tokens, plan.most_rows * work.row_tokens // 2))
+    return min(max_positions, max(work.row_tokens, plan.fit.most_rows * work.row_tokens // 2))
 
 
 def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: int) -> dict[str, Any]:
@@ -160,64 +179,45 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
 
     ``max_positions``: the longest sequence that both models support.
     """
-    settings = plan.settings
-    options: dict[str, Any] = {"target": config.target}
-    block = settings.num_draft_tokens + 1
-    if settings.mode != "target only":
-        options |= {
-            # How much it drafts, and when, is left to the run, which measures and learns.
-            "draft": config.draft,
-            **_given(config, "draft_quantization"),
-        }
-    if settings.mode == "colocated":
-        options["draft_placement"] = "shared"
-    options |= {
-        **_given(config, "target_quantization"),
-        **_given(config, "cache_dtype"),
+    settings, longest = plan.settings, longest_row(plan, work, max_positions)
+    drawing = values_of(config, DrawingOptions)
+    drafts, block = settings.mode != "target only", settings.num_draft_tokens + 1
+    options: dict[str, Any] = {
+        "target": config.target,
+        # How much it drafts, and when, is left to the run, which measures and learns.
+        "draft": config.draft if drafts else None,
+        "draft_quantization": config.draft_quantization if drafts else None,
+        "draft_placement": "shared" if settings.mode == "colocated" else None,
+        "target_quantization": config.target_quantization,
+        "cache_dtype": config.cache_dtype,
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
-        **({"expert_parallel": "always"} if plan.has_whole_experts else {}),
+        "expert_parallel": "always" if plan.has_whole_experts else None,
         "max_num_seqs": settings.num_rows,
         "max_num_batched_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
-        **{
-            item.name: getattr(config, item.name)
-            for item in fields(DrawingOptions)
-            if getattr(config, item.name) != item.default
-        },
+        **{name: value for name, value in drawing.items() if value != getattr(DrawingOptions, name)},
         "max_new_tokens": work.output_tokens,
-        **_given(config, "gpu_price"),
+        "gpu_price": config.gpu_price,
+        "trust_remote_code": config.trust_remote_code or None,
+        "max_seq_len": longest if longest < max_positions else None,
     }
-    options |= {"trust_remote_code": True} if config.trust_remote_code else {}
-    longest = longest_row(plan, work, max_positions)
-    if longest < max_positions:
-        options["max_seq_len"] = longest
     if plan.num_replicas > 1:
         # A replica without a shard has nothing to do.
         num_shards = SHARDS_PER_REPLICA * plan.num_replicas
         wanted = min(ROWS_PER_SHARD, work.num_prompts // num_shards)
         options["rows_per_shard"] = max(1, wanted, fewest_rows_per_shard(work.num_prompts))
-    return options
-
-
-def _given(config: PlanConfig, name: str) -> dict[str, Any]:
-    value = getattr(config, name)
-    return {} if value is None else {name: value}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def shapes_note(options: dict[str, Any]) -> str | None:
     """A remark for a plan whose models are shapes; None for real models."""
-    shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES]
-    if not shapes:
-        return None
-    return f"Replace {' and '.join(shapes)} by models of your own"
+    shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in (*SHAPES, EAGLE3)]
+    return f"Replace {' and '.join(shapes)} by models of your own" if shapes else None
 
 
 def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> str:
     """The content of ``--output_config``; ``launch`` has the lines that say how to start it."""
-    lines = [f"Planned by: {command}", *launch]
-    note = shapes_note(options)
-    if note is not None:
-        lines.append(note)
+    lines = [f"Planned by: {command}", *launch, *filter(None, [shapes_note(options)])]
     header = "".join(f"# {line}\n" for line in lines)
     return header + yaml.safe_dump(options, sort_keys=False)
 
@@ -225,16 +225,18 @@ def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> st
 def plan_document(plan: Plan, gpu_price: float | None = None) -> dict[str, Any]:
     """A plan for programs: bytes, seconds and counts."""
     names = (
-        "tp_size", "num_gpus", "num_replicas", "num_prompts", "has_whole_experts", "most_rows",
+        "tp_size", "num_gpus", "num_paid", "num_replicas", "has_whole_experts",
         "tokens_per_s", "tokens_per_s_per_gpu", "hours",
     )  # fmt: skip
-    price = price_per_million(gpu_price, plan.tokens_per_s_per_gpu)
+    price = price_per_million(gpu_price, plan.tokens_per_s / plan.num_paid)
     return {
         **asdict(plan.settings),
         "num_branches": plan.settings.num_branches,
         **asdict(plan.prediction),
         **{name: getattr(plan, name) for name in names},
         "num_processes": plan.num_gpus,
+        "num_prompts": plan.work.num_prompts,
+        "most_rows": plan.fit.most_rows,
         **({} if price is None else {"price_per_million_tokens": price}),
         "memory": asdict(plan.fit),
     }
@@ -244,17 +246,12 @@ def launch_commands(plan: Plan, site: Site, options: Mapping[str, Any], config_p
     """One for each replica on a node, with words in place of paths. ``options`` are in the file
     ``config_path``, or else on the command line."""
     per_node = min(site.gpus_per_node // plan.num_gpus, plan.num_replicas)
-    job = ["jobs/generate.py"]
-    if config_path is not None:
-        job += ["--config", config_path]
-    else:
-        job += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    job += ["--prompts", PROMPTS, "--output", OUTPUT]
-    if plan.num_gpus == 1:
-        words = ["python", *job]
-    else:
-        words = ["accelerate", "launch", "--config_file", GPU_LAUNCH]
-        words += ["--num_processes", str(plan.num_gpus), *job]
+    given = {"config": config_path} if config_path is not None else options
+    words = ["jobs/generate.py"]
+    for name, value in {**given, "prompts": PROMPTS, "output": OUTPUT}.items():
+        words += [f"--{name}", str(value)]
+    several = ["accelerate", "launch", "--config_file", GPU_LAUNCH, "--num_processes", str(plan.num_gpus)]
+    words = [*(several if plan.num_gpus > 1 else ["python"]), *words]
     commands = []
     for replica in range(per_node):
         first = replica * plan.num_gpus

@@ -316,15 +316,11 @@ def roofline_costs(
     """
     target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
     target_prefill = _curve(target.prompt_s, most_tokens)
+    round_s = ROUND_S + num_rows * ROW_S
     if draft is None:
         nothing = Curve([1], [0])
-        return ReplicaCosts(
-            CostModel(target_curve, nothing),
-            nothing,
-            round_s=ROUND_S + num_rows * ROW_S,
-            proposal_s=0.0,
-            target_prefill=target_prefill,
-        )
+        alone = CostModel(target_curve, nothing)
+        return ReplicaCosts(alone, nothing, round_s, proposal_s=0.0, target_prefill=target_prefill)
     state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
     num_block_tokens = draft.model.num_block_tokens
     if num_block_tokens:
@@ -343,7 +339,7 @@ def roofline_costs(
     return ReplicaCosts(
         passes=passes,
         draft_prefill=draft_prefill,
-        round_s=ROUND_S + num_rows * ROW_S,
+        round_s=round_s,
         proposal_s=PROPOSAL_S,
         state_bytes=state_bytes,
         state_s=target.gpu.send_s(state_bytes),

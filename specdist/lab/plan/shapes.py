@@ -76,8 +76,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072,
         "tie_word_embeddings": False, "quantization_config": {"quant_method": "mxfp4"},
     }),
+    # Its sizes are transformers' defaults of the family; it has a multi-token prediction head.
+    "Qwen/Qwen3.5-35B-A3B": ("qwen3_5_moe", {"text_config": {"max_position_embeddings": 262144}}),
 }  # fmt: skip
 NAMED = (*SHAPES, *MIXTURES)
+# A draft of the target's shape, which stands for a trained one, and the ids that most published ones know.
+EAGLE3, EAGLE3_IDS = "eagle3", 32_000
 
 
 def named_config(name: str) -> PretrainedConfig:
@@ -89,3 +93,18 @@ def named_config(name: str) -> PretrainedConfig:
         family, sizes = MIXTURES[name]
         return AutoConfig.for_model(family, **sizes, dtype="bfloat16")
     return SHAPES[name].llama_config(torch.bfloat16)
+
+
+def eagle3_config(target: PretrainedConfig) -> PretrainedConfig:
+    """An EAGLE-3 draft: one layer with the sizes of the target's, and a head of its own."""
+    import torch
+
+    text = target.get_text_config()
+    width, heads = text.hidden_size, text.num_attention_heads
+    inner, kv_heads = (
+        getattr(text, "intermediate_size", 3 * width),
+        getattr(text, "num_key_value_heads", heads),
+    )
+    more = {"draft_vocab_size": min(EAGLE3_IDS, text.vocab_size), "architectures": ["LlamaForCausalLMEagle3"]}
+    more["head_dim"] = getattr(text, "head_dim", None) or width // heads
+    return Shape(1, width, inner, heads, kv_heads, text.vocab_size).llama_config(torch.bfloat16, **more)

@@ -15,8 +15,8 @@ from specdist.policies.formulas import asynchronous_round, branches_for, synchro
 # Prompts are cut into chunks of a pass's token budget.
 PREFILL_CHUNK_TOKENS = 2048
 
-Mode = Literal["target only", "colocated", "synchronous", "asynchronous", "branches", "auto"]
-# The modes that are the same in every round.
+Mode = Literal["target only", "colocated", "synchronous", "asynchronous", "branches", "n-grams", "auto"]
+# Those of a draft model that are the same in every round.
 MODES: tuple[Mode, ...] = ("target only", "colocated", "synchronous", "asynchronous", "branches")
 OWN_GPU: tuple[Mode, ...] = ("synchronous", "asynchronous", "branches")
 

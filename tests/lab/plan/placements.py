@@ -3,10 +3,7 @@ table of jobs/benchmarks/tables/placements.md."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-
-from transformers import AutoConfig
 
 from specdist.lab.plan.advise import Planner, Site, Work
 from specdist.lab.plan.hardware import GPUS
@@ -40,11 +37,11 @@ def pairs() -> Iterator[tuple[str, ModelSize, int, str, ModelSize]]:
         yield name, target, tp_size, small, open_model("--draft", small, "auto")[0]
         for kind in ("EAGLE-3", "DFlash") if shape else ():
             yield name, target, tp_size, kind, drafter(shape or "", kind)
-    with tempfile.TemporaryDirectory() as hybrid:
-        # transformers' defaults of the family are those of Qwen3.5-35B-A3B.
-        AutoConfig.for_model("qwen3_5_moe").save_pretrained(hybrid)
-        target, head = (open_model("--target", hybrid, "bfloat16", is_head=is_head)[0] for is_head in (0, 1))
-        yield "Qwen3.5-35B-A3B", target, 2, "mtp", head
+    target, head = (
+        open_model("--target", "Qwen/Qwen3.5-35B-A3B", "auto", drafter=drafter)[0]
+        for drafter in (None, "mtp")
+    )
+    yield "Qwen3.5-35B-A3B", target, 2, "mtp", head
 
 
 def line(target: ModelSize, tp_size: int, draft: ModelSize, acceptance: float) -> Line:

@@ -209,6 +209,7 @@ def test_names_of_devices_are_those_of_one_row_each() -> None:
         "NVIDIA L40S": "l40s", "NVIDIA L4": "l4", "NVIDIA A10": "a10", "NVIDIA A10G": "a10",
         "Tesla V100-SXM2-32GB": "v100-32", "NVIDIA GeForce RTX 4090": "rtx-4090",
         "NVIDIA GeForce RTX 3090": "rtx-3090", "NVIDIA B300 SXM6 AC": "b300", "NVIDIA GH200 480GB": "gh200",
+        "NVIDIA GH200 120GB": "gh200", "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
         "NVIDIA GH200 144G HBM3e": "h200", "NVIDIA H100 NVL": "h100-nvl", "NVIDIA H20": "h20",
         "NVIDIA RTX A6000": "a6000", "NVIDIA GeForce RTX 5090": "rtx-5090",
         "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",

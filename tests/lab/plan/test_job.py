@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +48,70 @@ def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
     assert not config.warnings()
 
 
-def test_what_does_not_fit_is_refused_with_its_memory() -> None:
-    message = r"--target 70b does not fit: raise --gpus_per_node, choose a --gpu .*\n(.*\n)*.*128\.5"
-    with pytest.raises(UserError, match=message):
-        planned(*PAIR, "--acceptance", "0.8")
+def helping(text: str, *arguments: str) -> dict[str, tuple[str, float]]:
+    """Options that a text names as helpful, with their values and tokens/s, which a plan with each gives."""
+    found = {}
+    for name, value, rate in re.findall(r"^- --(\w+) (\S+): ([\d,]+) tokens/s", text, re.MULTILINE):
+        best = planned(*arguments, f"--{name}", value)[1]["plans"][0]["tokens_per_s"]
+        assert round(best) == int(rate.replace(",", "")), name
+        found[name] = (value, best)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("site", "options"),
+    [
+        # Neither 8 bits nor shorter prompts help where the weights alone are too many.
+        ("--gpu rtx-4090", ["gpus_per_node 8", "gpu h200"]),
+        ("--gpu h100-sxm --gpus_per_node 2 --prompt_tokens 60000",
+         ["cache_dtype float8", "target_quantization float8", "gpus_per_node 4", "gpu h100-nvl",
+          "prompt_tokens 30000"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_names_the_options_with_which_it_does(site: str, options: list[str]) -> None:
+    target = ["--target", "70b", *site.split()]
+    with pytest.raises(UserError, match=r"--target 70b does not fit \d x (.*\n)*.*  lacks \d") as refused:
+        planned(*target)
+    found = helping(str(refused.value), *target)
+    assert [f"{name} {value}" for name, (value, _) in found.items()] == options
+
+
+def test_where_memory_ends_options_are_named_that_give_more() -> None:
+    """And those alone: experts cannot be quantised."""
+    small = ["--target", "8b", "--gpu", "l4"]
+    text, document = planned(*small)
+    found = helping(text, *small)
+    assert {*found} == {"cache_dtype", "target_quantization", "gpus_per_node"}
+    for name, (value, rate) in found.items():
+        num_gpus = int(value) if name == "gpus_per_node" else 1
+        assert rate >= 1.05 * num_gpus * document["recommended"]["tokens_per_s"]
+    assert "no more sequences" not in planned(*small, "--max_num_seqs", "8")[0]
+    text, _ = planned("--target", "openai/gpt-oss-120b", "--gpu", "h100-sxm")
+    assert "no more sequences" in text and "--target_quantization" not in text
+
+
+def test_parts_of_the_memory_add_up_and_what_there_is_not_has_words() -> None:
+    text, _ = planned(*PAIR, "--gpus_per_node", "2", "--acceptance", "0.8")
+    assert ": 79.6 = weights + buffers (" in text
+    table, plans = (part.splitlines() for part in text.split("\n\n")[1:3])
+    for line in table[2:]:
+        *parts, _, most, note = re.split(r"  +", line)[-7:]
+        if note == "fits":
+            assert sum(map(float, parts)) == pytest.approx(79.6) and int(most) > 0
+        else:
+            assert parts[-1] == most == "-" and re.fullmatch(r"lacks [\d.]+ GiB", note)
+    (words,) = (line.split() for line in plans if "branches" in line)
+    assert " ".join(words).startswith("draft GPU, branches: needs 3 GPUs -") and {*words[6:]} == {"-"}
+    # The last three lines say what the columns are.
+    assert [line.partition(":")[0] for line in plans[-3:]] == ["tp", "batch", "time"]
+
+
+def test_a_price_is_that_of_all_gpus_of_a_node() -> None:
+    """Four of the target, one of the draft, and one without work."""
+    site = ["--gpus_per_node", "6", "--acceptance", "0.8", "--num_prompts", "8", "--gpu_price", "2.5"]
+    plan = planned(*PAIR, *site)[1]["recommended"]
+    price = 6 * 2.5 / 3600 / plan["tokens_per_s"] * 1e6
+    assert plan["num_gpus"] == 5 and plan["price_per_million_tokens"] == pytest.approx(price)
 
 
 def test_a_target_alone_from_a_folder(tmp_path: Path) -> None:
@@ -71,11 +132,15 @@ def test_a_target_alone_from_a_folder(tmp_path: Path) -> None:
         ([*PAIR, "--acceptance", "0.5", "--caught", "1"], r"--caught 1.0 must be in \[0, 1\)"),
         ([*ALONE, "--acceptance", "0.5"], "has no effect without --draft"),
         ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
+        ([*ALONE, "--draft", "ngram", "--draft_quantization", "int8", "--acceptance", "0.3"],
+         "int8 is for a draft model, and --draft ngram has none"),
+        ([*ALONE, "--draft", "eagle3", "--draft_quantization", "int8", "--acceptance", "0.3"],
+         "int8 is for a draft model of its own, and --draft eagle3 reads the target's states"),
         ([*ALONE, "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "no/folder", "--gpu", "l4"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
     ],
-)
+)  # fmt: skip
 def test_refusals_name_the_option(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,3 +238,20 @@ def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_pat
         num_tokens = plan["num_rows"] * plan["tokens_per_round"] * (1 + 512 / 256)
         assert plan["state_bytes_per_round"] == pytest.approx(num_tokens * 3 * 4096 * 2)
     assert "states MiB/round" in text
+    # A draft of the target's shape is the same without a folder.
+    text, named = planned(*options[:3], "eagle3", *options[4:], *sizes, "--gpus_per_node", "2")
+    assert named["plans"] == document["plans"] and "Replace 8b and eagle3 by models of your own" in text
+
+
+def test_drafts_without_files_need_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup takes no memory, and 0.2 ms and 4.5 ns for every token."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    options = ["--gpu", "h100-sxm", "--acceptance", "0.4", "--max_num_seqs", "1", "--prompt_tokens", "8000"]
+    plain, found = planned("--target", "8b", "--draft", "ngram", *options)[1]["plans"]
+    tokens = sum(0.4**count for count in range(found["num_draft_tokens"] + 1))
+    assert found["tokens_per_round"] == pytest.approx(tokens)
+    assert found["memory"]["target"]["weight_bytes"] == plain["memory"]["target"]["weight_bytes"]
+    host_s = found["round_s"] * (1 - found["target_share"])
+    assert host_s == pytest.approx(0.5e-3 + 3e-6 + 0.2e-3 + 4.5e-9 * 8128, rel=0.01)
+    _, document = planned("--target", "Qwen/Qwen3.5-35B-A3B", "--draft", "mtp", *options)
+    assert document["num_parameters"]["draft"] < 0.06 * document["num_parameters"]["target"]

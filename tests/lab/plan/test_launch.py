@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
          2, 1, False),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3", 2, 3, True),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1, False),
-        ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1, False),
+        ("--target 1b --draft ngram --acceptance 0.5 --gpu h100-sxm --gpus_per_node 4", 4, 1, False),
     ],
 )  # fmt: skip
 def test_launches_can_be_typed(
@@ -102,6 +102,7 @@ def test_launches_can_be_typed(
         for name, value in document["options"].items():
             assert getattr(command.config, name) == value, name
     num_replicas = num_commands * num_nodes
+    assert "your paths in place of PROMPTS and OUTPUT" in text and "Replace " in text
     assert ("share the prompts" in text) == (num_replicas > 1)
     assert (f"on each of {num_nodes} nodes" in text) == (num_nodes > 1)
     # Each replica finds some shards to do.
@@ -111,18 +112,12 @@ def test_launches_can_be_typed(
     assert num_replicas == 1 or num_shards >= num_replicas
 
 
-def test_a_plan_without_paths_says_where_they_go() -> None:
-    text, _ = planned("--target", "70b", "--gpu", "h100-sxm", "--gpus_per_node", "8")
-    assert "your paths in place of PROMPTS and OUTPUT" in text
-    assert "Replace 70b" in text
-
-
 def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None:
     """--prompt_tokens is that of a usual prompt: what the models and the cache allow is taken too."""
     small = ["--target", str(folder / "target"), "--prompt_tokens", "20", "--output_tokens", "10"]
     text, document = planned(*small, "--gpu", "h100-sxm", "--dtype", "bfloat16")
     assert "max_seq_len" not in document["options"]
-    assert "may have 256 tokens together" in text
+    assert "need 30 tokens together, and may have 256 (--max_seq_len)" in text
     # A cache of few tokens: half of it.
     cramped = ["--target", "70b", "--gpu", "h100-sxm", "--gpus_per_node", "2"]
     _, document = planned(*cramped)
