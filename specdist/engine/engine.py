@@ -266,6 +266,7 @@ class Engine:
     def _completed(self, sequence: Sequence) -> Completion:
         """The completion of a sequence that has ended, once its last round is counted."""
         self._stats_recorder.record_completion(sequence)
+        self._stop_rules.cut(sequence)
         sequence.text = self._stop_rules.text(sequence)
         return sequence.completion() if self._book is None else self._book.completed(sequence)
 
