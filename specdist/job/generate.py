@@ -45,14 +45,7 @@ from specdist.job.totals.card import write_card
 from specdist.job.totals.closing import closing_lines
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress
-from specdist.job.totals.report import (
-    cut_line,
-    frozen_costs,
-    is_often_cut,
-    loop_line,
-    total_stats,
-    totals_document,
-)
+from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
 from specdist.utils.documents import print_document
@@ -276,8 +269,6 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
     if is_often_cut(total.num_cut_completions, total.num_completions):
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
-    if total.num_looping_completions:
-        logger.info(loop_line(total.num_looping_completions, total.num_completions))
     for line in closing_lines(folder, total, num_devices=topology.world_size):
         logger.info(line)
     is_complete = not run.pending_shards

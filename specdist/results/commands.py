@@ -15,7 +15,7 @@ from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
 from specdist.job.totals.closing import summary_lines
-from specdist.job.totals.report import cut_line, loop_line, total_stats
+from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run
 from specdist.utils.documents import print_document
@@ -104,8 +104,6 @@ def _print_summary(run: Run) -> None:
     lines = summary_lines(folder, total, num_devices=info.get("num_devices", info["world_size"]))
     if total.num_cut_completions:
         lines.append(f"cut         {cut_line(total.num_cut_completions, total.num_completions, settings)}")
-    if total.num_looping_completions:
-        lines.append(f"loops       {loop_line(total.num_looping_completions, total.num_completions)}")
     for line in lines:
         print(textwrap.fill(line, WIDTH, subsequent_indent=INDENT, break_long_words=False))
 
@@ -116,11 +114,8 @@ def _print_rows(run: Run, num_rows: int, *, is_full: bool) -> None:
     for place in range(count):
         (row,) = table.slice(place * table.num_rows // count, 1).to_pylist()
         sample = f", sample {row['sample_index']}" if run.manifest.fingerprint["num_samples"] > 1 else ""
-        ended = {
-            "length": "cut by a length limit",
-            "repetition": "ended in a loop",
-            "error": f"error, {row['error']}",
-        }
+        ended = {"length": "cut by a length limit", "repetition": "ended in a loop"}
+        ended["error"] = f"error, {row['error']}"
         size = "" if row["finish_reason"] == "error" else f"{row['num_completion_tokens']} tokens, "
         print(f"\nrow {row['row_id']}{sample}: {size}{ended.get(row['finish_reason'], row['finish_reason'])}")
         for label, most in (("prompt", MAX_PROMPT_LINES), ("completion", MAX_LINES)):

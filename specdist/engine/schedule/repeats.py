@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from functools import cache
 
+from specdist.engine.request import Sequence
+
 # Of one copy, at most.
 MOST_TOKENS = 64
 # Of all copies together, at least: an indentation, a line of dashes or an empty row of a table is several
 # copies of a token or two as well, and the text goes on after it.
 LEAST_COVERED = 64
+
+
+def num_until_loop(sequence: Sequence, new_ids: list[int], num_copies: int) -> int | None:
+    """How many new tokens there are up to the first with which a loop ends, wherever their blocks end. There
+    was none before."""
+    num_before = len(sequence.token_ids)
+    end = max(sequence.loops_from, num_before + 1)
+    if end > num_before + len(new_ids):
+        return None
+    begin = max(sequence.num_prompt_tokens, num_before - num_copies * MOST_TOKENS)
+    tail, found = sequence.token_ids[begin:] + new_ids, None
+    while found is None and end <= num_before + len(new_ids):
+        num_missing, _ = tokens_to_loop(tail[: end - begin], num_copies)
+        found = None if num_missing else end - num_before
+        end += num_missing
+    sequence.loops_from = end
+    return found
 
 
 def tokens_to_loop(token_ids: list[int], num_copies: int) -> tuple[int, int]:
@@ -41,9 +60,11 @@ def tokens_to_loop(token_ids: list[int], num_copies: int) -> tuple[int, int]:
     return num_missing, 0
 
 
-def num_kept_of_loop(num_tokens: int, size: int, num_copies: int) -> int:
-    """Of tokens that end in a loop of copies of this size: those until the end of its first copy."""
-    return num_tokens - _covered(num_copies, size) + size
+def cut_loop(sequence: Sequence, repeats: int) -> None:
+    """Take the copies of a loop that has ended a completion back, but the first, if ``repeats`` says so."""
+    if sequence.finish_reason == "repetition" and repeats < 0:
+        _, size = tokens_to_loop(sequence.token_ids[sequence.num_prompt_tokens :], -repeats)
+        del sequence.token_ids[size - _covered(-repeats, size) :]
 
 
 def _covered(num_copies: int, size: int) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.schedule.detokenizer import NOT_A_CHARACTER, Detokenizer, first_stop
-from specdist.engine.schedule.repeats import MOST_TOKENS, num_kept_of_loop, tokens_to_loop
+from specdist.engine.schedule.repeats import num_until_loop
 
 # Not the id of any token, so never a stop token.
 NO_STOP = -1
@@ -41,19 +41,16 @@ class StopRules:
     def _strings_of(self, sequence: Sequence) -> tuple[str, ...]:
         return self.strings if sequence.request.stop is None else sequence.request.stop
 
-    def _repeats_of(self, sequence: Sequence) -> int:
+    def repeats_of(self, sequence: Sequence) -> int:
         return self.repeats if sequence.request.stop_repeats is None else sequence.request.stop_repeats
 
     def may_end(self, sequence: Sequence, new_ids: list[int]) -> bool:
         """Whether any of these tokens may end the sequence, as far as that is seen without their text."""
         strings = self._strings_of(sequence)
         num_tokens = len(sequence.token_ids) + len(new_ids)
-        return (
-            bool(strings)
-            or num_tokens >= sequence.max_length
-            or (num_tokens >= sequence.loops_from and self._repeats_of(sequence) != 0)
-            or not self.token_ids.isdisjoint(new_ids)
-        )
+        may_loop = num_tokens >= sequence.loops_from and self.repeats_of(sequence) != 0
+        has_room = num_tokens < sequence.max_length and not may_loop
+        return bool(strings) or not has_room or not self.token_ids.isdisjoint(new_ids)
 
     def near_ends(self, sequences: list[Sequence]) -> list[int]:
         """Indices of the sequences that any next token may end, as far as that is seen without it."""
@@ -92,8 +89,8 @@ class StopRules:
             if token_id in self.token_ids:
                 num_kept, reason = index + 1, "stop"
                 break
-        if repeats := self._repeats_of(sequence):
-            until = _num_until_loop(sequence, new_ids[:num_kept], abs(repeats))
+        if repeats := self.repeats_of(sequence):
+            until = num_until_loop(sequence, new_ids[:num_kept], abs(repeats))
             if until is not None and (until < num_kept or reason != "stop"):
                 num_kept, reason = until, "repetition"
         if strings and num_kept:
@@ -119,31 +116,8 @@ class StopRules:
                     return count
         return None
 
-    def cut(self, sequence: Sequence) -> None:
-        """Take the copies of a loop back, but the first, where that is asked for."""
-        repeats = self._repeats_of(sequence)
-        if sequence.finish_reason == "repetition" and repeats < 0:
-            completion_ids = sequence.token_ids[sequence.num_prompt_tokens :]
-            _, size = tokens_to_loop(completion_ids, -repeats)
-            del sequence.token_ids[num_kept_of_loop(len(sequence.token_ids), size, -repeats) :]
-
     def text(self, sequence: Sequence) -> str:
         """The completion's text, up to the first stop string."""
         token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
         strings = self._strings_of(sequence)
         return self.detokenizer.until_stop(sequence.request.prompt_ids, token_ids, strings)
-
-
-def _num_until_loop(sequence: Sequence, new_ids: list[int], num_copies: int) -> int | None:
-    """How many new tokens there are up to the first with which a loop ends, wherever their blocks end. There
-    was none before."""
-    num_before = len(sequence.token_ids)
-    begin = max(sequence.num_prompt_tokens, num_before - num_copies * MOST_TOKENS)
-    tail, found = sequence.token_ids[begin:] + new_ids, None
-    end = max(sequence.loops_from, num_before + 1)
-    while found is None and end <= num_before + len(new_ids):
-        num_missing, _ = tokens_to_loop(tail[: end - begin], num_copies)
-        found = None if num_missing else end - num_before
-        end += num_missing
-    sequence.loops_from = end
-    return found
