@@ -22,7 +22,6 @@ COUPLED = SamplingSettings(temperature=1.0, is_coupled=True)
 CYCLES = torch.nn.functional.one_hot(torch.tensor([1, 2, 0, 4, 5, 6, 3])).float()[:, None]
 NOISE = torch.randn(2, 7, 7, 7, generator=torch.Generator().manual_seed(2))
 TARGET, NOISY = (MarkovModel(6.5 * CYCLES + noise) for noise in (NOISE[0], NOISE[0] + 2.5 * NOISE[1]))
-# Some are in a loop already.
 PROMPTS = [[1], [0, 1, 2] * 40, [3, 4, 5, 6] * 30, [2, 5], [6, 6, 1], [4], [0, 3], [3, 4, 5, 6] * 9 + [0]]
 MANY, LENGTH = requests_for(PROMPTS, 3), 160
 
@@ -80,9 +79,10 @@ def test_the_end_of_a_loop_is_found_at_its_token_in_blocks_of_any_lengths(num_co
     rules = StopRules(NO_TEXT, repeats=num_copies)
     for size in (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66):
         copy = [random.randrange(3) for _ in range(size - 1)] + [3]
-        other = [4, 5] * random.randint(0, 31) + [random.randrange(9) for _ in range(random.randrange(99))]
-        for num_more in (-1, 0, 40):
-            text = other + (copy * 64)[: max(64, num_copies * size) + num_more] + [7]
+        other = [random.randrange(4, 99) for _ in range(99)]
+        # The second loop has begun where the first one could have ended; the last one begins the completion.
+        for num_more, before in ((-1, [4, 5] * 31 + other), (0, other[: max(63 - size, 0)]), (40, [])):
+            text = before + (copy * 64)[: max(64, num_copies * size) + num_more] + [7]
             request, begin, reason = requests_for([text[:1] * 99])[0], 0, None
             so_far = Sequence(request, order=1, stream_key=0, max_length=9**9, token_ids=text[:1] * 99)
             while begin < len(text) and reason is None:
