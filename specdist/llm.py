@@ -84,7 +84,7 @@ class GeneratedText:
 
     Attributes:
         prompt_index, sample_index: index of the prompt, and of the completion among those of the prompt.
-        finish_reason: ``stop``, ``length`` or ``error``.
+        finish_reason: ``stop``, ``length``, ``repetition`` or ``error``.
         completion: without the stop token or string.
         completion_ids: its tokens, including a stop token.
         error: why there is no completion; otherwise None.
@@ -276,7 +276,7 @@ class SpeculativeLLM:
                 for k in range(config.num_samples)
             ]
         self._replica.resample(config, constraints)
-        stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
+        stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()), config.stop_repeats)
         recorder = StatsRecorder()
         try:
             with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:

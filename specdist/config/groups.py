@@ -143,6 +143,11 @@ class CompletionOptions(SamplingOptions, ProcessingOptions, LogprobOptions):
         None, rule=Rule(bool, "must not be an empty string; leave the option out instead"), action="extend",
         help="strings that end a completion; they are not included in it",
     )  # fmt: skip
+    stop_repeats: int = option(
+        0, rule=Rule(lambda copies: abs(copies) != 1, "must be 0, 2 or more, or -2 or less"),
+        help="end a completion where its end is a loop: so many copies or more (4 are usual) of the same 1 "
+        "to 64 tokens, which have 64 or more in all; -4 = as 4, and keep the first copy alone; 0 = never",
+    )  # fmt: skip
     num_samples: int = option(1, at_least=1, help="completions per prompt")
 
 

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "quantization": "target_quantization",
     "gpu_memory_utilization": "cache_memory",
     "max_length": "max_new_tokens",
+    "repetition_detection": "stop_repeats",
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choices",

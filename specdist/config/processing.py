@@ -20,7 +20,7 @@ DISTRIBUTION_OPTIONS = (
 )  # fmt: skip
 # A struct column of any of the others.
 STRUCT = "options"
-ROW_OPTIONS = (*DISTRIBUTION_OPTIONS, "seed", "max_new_tokens", "stop", "num_samples")
+ROW_OPTIONS = (*DISTRIBUTION_OPTIONS, "seed", "max_new_tokens", "stop", "stop_repeats", "num_samples")
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,8 @@ OUTPUT_COLUMNS = {
     "completion_ids": Column(pa.list_(pa.int32()), "token ids of the completion, including the stop token"),
     "finish_reason": Column(
         pa.string(),
-        "`stop` (an end token or a stop string), `length` (a length limit was reached) or `error`",
+        "`stop` (an end token or a stop string), `length` (a length limit was reached), `repetition` (with "
+        "`--stop_repeats`: a loop) or `error`",
     ),
     "error": Column(pa.string(), "why the row has no completion; null if it has one"),
     "num_prompt_tokens": Column(

@@ -31,6 +31,7 @@ from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.rounds.tracing import record_block
 from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
+from specdist.engine.schedule.repeats import cut_loop
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
@@ -266,6 +267,7 @@ class Engine:
     def _completed(self, sequence: Sequence) -> Completion:
         """The completion of a sequence that has ended, once its last round is counted."""
         self._stats_recorder.record_completion(sequence)
+        cut_loop(sequence, self._stop_rules.repeats_of(sequence))
         sequence.text = self._stop_rules.text(sequence)
         return sequence.completion() if self._book is None else self._book.completed(sequence)
 

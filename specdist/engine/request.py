@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from specdist.data.stats.traces import TracedToken
 from specdist.sampling.processing.row_table import TokenOptions
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "repetition", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,10 @@ class Request:
     """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
 
     ``prompt``: the text that its tokens are of. ``shard``: whose statistics its work belongs to.
-    ``max_new_tokens``, ``seed``, ``stop``, and ``options`` where logits are processed: this request's own;
-    None: the run's. ``constraint``: what a :class:`specdist.sampling.processing.processors.TokenMasker` is
-    told of it. ``earlier``: completions of the turns before it, of a conversation.
+    ``max_new_tokens``, ``seed``, ``stop``, ``stop_repeats``, and ``options`` where logits are processed: this
+    request's own; None: the run's. ``constraint``: what a
+    :class:`specdist.sampling.processing.processors.TokenMasker` is told of it. ``earlier``: completions of
+    the turns before it, of a conversation.
     """
 
     row_id: int
@@ -30,6 +31,7 @@ class Request:
     max_new_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
+    stop_repeats: int | None = None
     options: TokenOptions | None = None
     constraint: str = ""
     earlier: tuple[Completion, ...] = ()
@@ -121,6 +123,7 @@ class Sequence:
         forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already,
             and how many candidates followed it.
         error: why it cannot be finished; has_nonfinite_logits: the target's logits were not finite.
+        loops_from: how many tokens there are, at least, where it first ends in a loop.
         num_blocks: blocks so far; trace: their drafted tokens, if the run is traced.
     """
 
@@ -144,6 +147,7 @@ class Sequence:
     error: str | None = None
     has_nonfinite_logits: bool = False
     text: str = ""
+    loops_from: int = 0
     num_blocks: int = 0
     trace: list[TracedToken] = field(default_factory=list)
     # A preempted sequence repeats its block exactly: its random numbers depend on position and misses alone.
@@ -208,6 +212,7 @@ class Sequence:
             self.num_blocks -= 1
             self.forced_next_token = self.token_ids.pop()
         self._block_start = None
+        self.loops_from = 0
         self.slot = -1
         self.num_candidates = self.num_accepted = self.num_prefilled = self.context_length = 0
 

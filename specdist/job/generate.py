@@ -213,7 +213,8 @@ def generate_rows(
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
     encoder = prompt_encoder(config, models, run.folder)
-    stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
+    end_ids, strings = models.target.stop_token_ids(), tuple(config.stop or ())
+    stop_rules = StopRules(encoder.detokenizer, end_ids, strings, config.stop_repeats)
     is_exact = record_check(config, run, replica.loading_check, replica.choices)
     for line in start_lines(config, run, replica, topology, has_kept_costs=has_kept_costs):
         logger.info(line)

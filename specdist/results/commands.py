@@ -122,7 +122,8 @@ def _print_rows(run: Run, num_rows: int, *, is_full: bool) -> None:
     for place in range(count):
         (row,) = table.slice(place * table.num_rows // count, 1).to_pylist()
         sample = f", sample {row['sample_index']}" if run.manifest.fingerprint["num_samples"] > 1 else ""
-        ended = {"length": "cut by a length limit", "error": f"error, {row['error']}"}
+        ended = {"length": "cut by a length limit", "repetition": "ended in a loop"}
+        ended["error"] = f"error, {row['error']}"
         size = "" if row["finish_reason"] == "error" else f"{row['num_completion_tokens']} tokens, "
         print(f"\nrow {row['row_id']}{sample}: {size}{ended.get(row['finish_reason'], row['finish_reason'])}")
         for label, most in (("prompt", MAX_PROMPT_LINES), ("completion", MAX_LINES)):

@@ -107,6 +107,7 @@ class Harness:
         settings: SamplingSettings | None = None,
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
+        stop_repeats: int = 0,
         max_new_tokens: int = 20,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
@@ -144,7 +145,7 @@ class Harness:
             draft_keeps_states=len(configs) > 1 and keeps_states(configs[1]),
         )
         self.num_pages = num_pages
-        self.stop_rules = StopRules(DETOKENIZER, frozenset(eos), tuple(stop))
+        self.stop_rules = StopRules(DETOKENIZER, frozenset(eos), tuple(stop), stop_repeats)
         self.max_seq_len = max_seq_len
         self.runners = [paged_runner(target, acceleration, device=device)]
         if draft is not None:
@@ -234,7 +235,7 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     num_target = total.num_row_steps + total.num_completions
     # One for each completion that ends with a draft token, which no token of the target follows.
     num_unused = num_target + total.num_accepted_tokens - total.num_completion_tokens
-    assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
+    assert 0 <= num_unused <= sum(c.finish_reason != "length" for c in completions)
     num_tokens = total.num_completion_tokens + num_unused
     num_proposed = total.num_draft_row_steps + total.num_forced_draft_tokens
     assert num_proposed + num_target == num_tokens + total.num_discarded

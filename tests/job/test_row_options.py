@@ -126,6 +126,22 @@ def test_rows_have_numbers_of_samples_of_their_own(
         assert row["num_samples"] == numbers[key[0]]
 
 
+def test_rows_that_loop_end_and_are_counted(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+    """Each by its own number of copies, if it has one; what is cut has no log-probabilities."""
+    own = {"prompt": texts_of(pair.prompts)[:4], "stop_repeats": [None, 0, -2, 70]}
+    given = {"prompts": write_arrow(tmp_path / "rows.arrow", own), "row_options": ["stop_repeats"]}
+    given |= {"logit_bias": ["50=1000"], "max_new_tokens": 80, "logprobs": 0, "output": tmp_path / "run"}
+    ended = run_here(**(options | given), stop_repeats=4)
+    lengths = {0: (64, "repetition"), 1: (80, "length"), 2: (1, "repetition"), 3: (70, "repetition")}
+    for row in read_output(tmp_path / "run").to_pylist():
+        assert (len(row["completion_ids"]), row["finish_reason"]) == lengths[row["row_id"]]
+        assert len(row["logprobs"]) == row["num_completion_tokens"] == len(row["completion_ids"])
+    told = "3 of 4 completions (75%) ended in a loop (finish_reason repetition)"
+    assert ended.totals["num_looping_completions"] == 3 and told in ended.stderr
+    assert "3 of them ended in a loop" in (tmp_path / "run/README.md").read_text()
+    refused(run_here(**(options | given), stop_repeats=5), "stop_repeats: 4 in --output, 5 now")
+
+
 @pytest.mark.parametrize(
     ("given", "fragment"),
     [
@@ -134,6 +150,7 @@ def test_rows_have_numbers_of_samples_of_their_own(
         ({"suppress_tokens": [100_000]}, "--suppress_tokens 100000 is not a token of --target"),
         ({"logprobs": 1000}, "--logprobs 1000 is more than the 320 tokens"),
         ({"row_options": ["colour"]}, "--row_options 'colour' is not an option that a row can have"),
+        ({"stop_repeats": 1}, "--stop_repeats 1 must be 0, 2 or more, or -2 or less"),
         ({"row_options": ["seed"]}, "--row_options seed is not a column of --prompts"),
     ],
 )

@@ -9,6 +9,7 @@ IDENTITY = "tests/engine/test_identity.py"
 PAGES = "tests/models/cache/test_pages.py"
 DRAFT_CACHE = "tests/engine/test_draft_cache.py"
 STOPPING = "tests/engine/test_stopping.py"
+LOOPS = "tests/engine/test_repeats.py"
 TEXTS = "tests/engine/test_detokenizer.py"
 
 ENGINE_FAULTS = (
@@ -52,6 +53,14 @@ ENGINE_FAULTS = (
         '                num_kept, reason = index + 1, "stop"\n',
         '                reason = "stop"\n',
         (STOPPING,)),
+    Mutant("loop-looked-for-at-ends-of-blocks-alone", "num_until_loop",
+        "end = max(sequence.loops_from, num_before + 1)",
+        "end = max(sequence.loops_from, num_before + len(new_ids))",
+        (LOOPS,)),
+    Mutant("tokens-of-a-prompt-are-copies", "num_until_loop",
+        "max(sequence.num_prompt_tokens, num_before - num_copies * MOST_TOKENS)",
+        "max(0, num_before - num_copies * MOST_TOKENS)",
+        (LOOPS,)),
     Mutant("stop-string-found-token-late", "StopRules._num_until_stop",
         "added(prompt_ids, committed + new_ids[:count], skip_special=False)",
         "added(prompt_ids, committed + new_ids[: count - 1], skip_special=False)",

@@ -51,6 +51,7 @@ NEUTRAL: Mapping[str, Any] = {
 REMEDIES = {
     "logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams",
     "prompt_logprobs": "columns of all rows are --prompt_logprobs",
+    "repetition_detection": "the same for all rows is --stop_repeats",
 }  # fmt: skip
 
 

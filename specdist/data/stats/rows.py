@@ -34,7 +34,7 @@ class RowResult:
     prompt: str | None
     completion: str = ""
     completion_ids: tuple[int, ...] = ()
-    finish_reason: Literal["stop", "length", "error"]
+    finish_reason: Literal["stop", "length", "repetition", "error"]
     error: str | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0

@@ -50,6 +50,7 @@ class Stats:
     num_completions: int = stat("completions, without those that have an error")
     num_error_rows: int = stat("input rows with an error")
     num_cut_completions: int = stat("completions that were cut by a length limit (`finish_reason` `length`)")
+    num_looping_completions: int = stat("completions that ended in a loop (`finish_reason` `repetition`)")
     num_prompt_tokens: int = stat("tokens of the prompts, once per completion")
     num_shared_prompt_tokens: int = stat("of these, those that were in the cache already, from another row")
     num_completion_tokens: int = stat("tokens of the completions")
@@ -207,6 +208,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "num_completions": _counted("num_completions"),
     "num_error_rows": _counted("num_error_rows"),
     "num_cut_completions": _counted("num_cut_completions"),
+    "num_looping_completions": _counted("num_looping_completions"),
     "num_completion_tokens": _counted("num_completion_tokens"),
     "wall_s": ("seconds of work, summed over replicas", lambda stats, _: stats.wall_ns / NS_PER_S),
     "tokens_per_s": (

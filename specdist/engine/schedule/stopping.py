@@ -1,4 +1,4 @@
-"""Where a sequence stops: end tokens, stop strings, and its greatest length. No tensors."""
+"""Where a sequence stops: end tokens, stop strings, loops, and its greatest length. No tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.schedule.detokenizer import NOT_A_CHARACTER, Detokenizer, first_stop
+from specdist.engine.schedule.repeats import num_until_loop
 
 # Not the id of any token, so never a stop token.
 NO_STOP = -1
@@ -28,19 +29,27 @@ class StopRules:
         token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
         strings: stop strings of requests without their own; a completion's text ends before the first. They
             may hold special tokens, though a completion's text has none.
+        repeats: copies of the same tokens that end a completion, of requests without their own number; 0:
+            none do; negative: as many do, and the first of them alone is kept.
     """
 
     detokenizer: Detokenizer
     token_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
+    repeats: int = 0
 
     def _strings_of(self, sequence: Sequence) -> tuple[str, ...]:
         return self.strings if sequence.request.stop is None else sequence.request.stop
 
+    def repeats_of(self, sequence: Sequence) -> int:
+        return self.repeats if sequence.request.stop_repeats is None else sequence.request.stop_repeats
+
     def may_end(self, sequence: Sequence, new_ids: list[int]) -> bool:
         """Whether any of these tokens may end the sequence, as far as that is seen without their text."""
         strings = self._strings_of(sequence)
-        has_room = len(new_ids) < sequence.max_length - len(sequence.token_ids)
+        num_tokens = len(sequence.token_ids) + len(new_ids)
+        may_loop = num_tokens >= sequence.loops_from and self.repeats_of(sequence) != 0
+        has_room = num_tokens < sequence.max_length and not may_loop
         return bool(strings) or not has_room or not self.token_ids.isdisjoint(new_ids)
 
     def near_ends(self, sequences: list[Sequence]) -> list[int]:
@@ -80,6 +89,10 @@ class StopRules:
             if token_id in self.token_ids:
                 num_kept, reason = index + 1, "stop"
                 break
+        if repeats := self.repeats_of(sequence):
+            until = num_until_loop(sequence, new_ids[:num_kept], abs(repeats))
+            if until is not None and (until < num_kept or reason != "stop"):
+                num_kept, reason = until, "repetition"
         if strings and num_kept:
             until = self._num_until_stop(sequence, new_ids[:num_kept], strings)
             if until is not None:

@@ -77,7 +77,8 @@ class RowOptionReader:
         if not self._columns:
             return {}
         own = self._checked(row, self._prompts.rows.row(row, self._columns))
-        found: dict[str, Any] = {name: own[name] for name in ("max_new_tokens", "seed") if name in own}
+        names = ("max_new_tokens", "seed", "stop_repeats")
+        found: dict[str, Any] = {name: own[name] for name in names if name in own}
         if "stop" in own:
             found["stop"] = tuple(own["stop"])
         if self._changes_distribution:

@@ -107,6 +107,7 @@ def run_fingerprint(
         "max_new_tokens": config.max_new_tokens,
         "max_seq_len": max_seq_len,
         "stop": config.stop,
+        **({"stop_repeats": config.stop_repeats} if config.stop_repeats else {}),
         "num_samples": config.num_samples,
         "seed": config.seed,
         # Other code may compute something else from the same weights.

@@ -28,7 +28,7 @@ from specdist.utils.markdown import code, plain, table
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "bad_words", "suppress_tokens", "min_new_tokens", "constraint_column", "row_options",
-    "seed", "max_new_tokens", "stop", "num_samples", "max_seq_len",
+    "seed", "max_new_tokens", "stop", "stop_repeats", "num_samples", "max_seq_len",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import shlex
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.report import frozen_costs
+from specdist.job.totals.report import frozen_costs, loop_line
 from specdist.job.totals.spending import options_of, price_text
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -83,11 +83,13 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['draft_acceptance_rate']:.1%} of the draft tokens, "
             f"{figures['mean_acceptance_length']:.2f} tokens per speculative step"
         )
+    looping = total.num_looping_completions
     return [
         f"rows        {rows}",
         f"errors      {errors}",
         f"speed       {speed}",
         f"acceptance  {acceptance}; {exactness(folder.manifest)}",
+        *([f"loops       {loop_line(looping, total.num_completions)}"] if looping else []),
     ]
 
 

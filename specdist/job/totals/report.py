@@ -40,6 +40,13 @@ def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) ->
     return line
 
 
+def loop_line(num_looping: int, num_completions: int) -> str:
+    """A sentence on completions that a loop has ended."""
+    share = num_looping / max(1, num_completions)
+    of_all = f"{num_looping:,} of {num_completions:,} completions ({share:.0%})"
+    return f"{of_all} ended in a loop (finish_reason repetition)"
+
+
 def frozen_costs(folder: RunFolder) -> CostModel | None:
     """The latest of :func:`all_costs`, if there are any."""
     found = all_costs(folder)

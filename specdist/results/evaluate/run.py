@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specdist.data.store.copies import mirrored
-from specdist.job.totals.report import cut_line, is_often_cut
+from specdist.job.totals.report import cut_line, is_often_cut, loop_line
 from specdist.results.evaluate.config import (
     EXACT_MATCH,
     GSM8K,
@@ -102,6 +102,7 @@ def _describe(config: EvaluateConfig, completions: Completions) -> dict[str, Any
         "num_error_rows": sum(errors.values()),
         "errors": dict(errors.most_common()),
         "num_cut_completions": rows["finish_reason"].to_pylist().count("length"),
+        "num_looping_completions": rows["finish_reason"].to_pylist().count("repetition"),
         "options": config.task_options,
     }
 
@@ -120,6 +121,8 @@ def _text_of(completions: Completions, found: Mapping[str, Any]) -> str:
         settings = {} if completions.manifest is None else completions.manifest.fingerprint
         warning = "WARNING: " if is_often_cut(num_cut, num_rows - num_errors) else ""
         lines.append(warning + cut_line(num_cut, num_rows - num_errors, settings))
+    if found["num_looping_completions"]:
+        lines.append(loop_line(found["num_looping_completions"], num_rows - num_errors))
     if completions.num_missing_shards:
         lines.append(f"NOT complete: {completions.num_missing_shards:,} shards are still missing")
     if completions.is_exact is False:
