@@ -26,10 +26,9 @@ from typing import Any, TypeAlias, cast
 import torch
 from tqdm.auto import tqdm
 
-from specdist.config.calls import SamplingOptions, check_types, nearest
+from specdist.config.calls import SamplingOptions, check_constructor, check_types
 from specdist.config.constraints import OF_ALL_ROWS, OF_CALLS
 from specdist.config.generate import GenerateConfig
-from specdist.config.names import ALIASES
 from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats
@@ -70,8 +69,6 @@ TYPICAL_TEXT = (
 logger = logging.getLogger(__name__)
 
 
-# Options of files, of which there are none here.
-OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column", "prompt_template")
 A_PROMPT = (
     "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
     "({'role': ..., 'content': ...}), and several are a list of prompts"
@@ -136,7 +133,7 @@ class SpeculativeLLM:
         policy: str | None = None,
         **options: Any,
     ) -> None:
-        _check_options(options)
+        check_constructor(options)
         for name in ("dtype", "device"):
             if isinstance(options.get(name), (torch.dtype, torch.device)):
                 options[name] = str(options[name]).removeprefix("torch.")
@@ -235,7 +232,9 @@ class SpeculativeLLM:
         constraints = self._models.constraints
         rule = constraints.of_all_rows
         if sampling.constraint:
-            constraints, rule = self._given(sampling, config)
+            # What the constraints of all calls need is made once.
+            self._constraints = constraints = self._constraints or RunConstraints(config, self._models.target)
+            rule = _rule(constraints, sampling.constraint)
         encoder = PromptEncoder(
             self._tokenizer,
             max_prompt_tokens=self._models.max_seq_len - 1,
@@ -322,14 +321,6 @@ class SpeculativeLLM:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _given(
-        self, sampling: SamplingOptions, config: GenerateConfig
-    ) -> tuple[RunConstraints, dict[str, Any]]:
-        """A call's constraint as those of rows are; what they need is made once."""
-        if self._constraints is None:
-            self._constraints = RunConstraints(config, self._models.target)
-        return self._constraints, self._constraints.of_call(sampling.constraint)
-
     def _config(self, sampling: SamplingOptions) -> GenerateConfig:
         options = self._options | dataclasses.asdict(sampling)
         for name in OF_ALL_ROWS:
@@ -362,22 +353,12 @@ class SpeculativeLLM:
         return ids
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` for options of the constructor that are not its own."""
-    per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
-    known = {item.name for item in dataclasses.fields(GenerateConfig)}
-    for name in options:
-        if ALIASES.get(name, name) in per_call:
-            raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-        if name in OF_A_RUN:
-            raise UserError(f"{name} is of a run: specdist.generate() or jobs/generate.py makes one")
-        if name == "tp_size" and options[name] != 1:
-            raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: "
-                            "specdist.generate() uses several")  # fmt: skip
-        if name not in known:
-            raise UserError(f"{name} is not an option{nearest(name, known)}")
-    if isinstance(options.get("json_schema"), Mapping):
-        raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
+def _rule(constraints: RunConstraints, given: dict[str, Any]) -> dict[str, Any]:
+    """A call's constraint as those of rows are. Raises :class:`UserError`."""
+    try:
+        return constraints.given(next(iter(given)), given)
+    except RowError as error:
+        raise UserError(str(error)) from error
 
 
 def _result(completion: Completion) -> GeneratedText:

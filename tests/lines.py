@@ -67,9 +67,9 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=83, package_lines=55_100, import_lines=46_800, synchronous_files=17, synchronous_lines=3_800,
-    default_files=46, default_lines=10_600, test_lines=52_700, words=17_668, words_by_hand=15_318,
-    rooms=12, arrows=55,
+    options=85, package_lines=55_980, import_lines=47_560, synchronous_files=17, synchronous_lines=3_815,
+    default_files=46, default_lines=10_625, test_lines=53_720, words=17_668, words_by_hand=15_200,
+    rooms=12, arrows=60,
 )  # fmt: skip
 GOAL = Sizes(
     options=85, package_lines=54_000, import_lines=41_000, synchronous_files=16, synchronous_lines=3_200,

@@ -12,10 +12,13 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from specdist.config.constraints import NO_STOP, OF_ALL_ROWS
+from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
 from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
 
+# Options of files, which ``SpeculativeLLM`` neither reads nor writes.
+OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column", "prompt_template")
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 
@@ -69,6 +72,24 @@ def nearest(name: str, names: Collection[str]) -> str:
     """What to do with a name that is not an option's: the end of a message."""
     found = nearest_option(name, names)
     return f": did you mean {found}?" if found else "; python jobs/generate.py --help all lists them"
+
+
+def check_constructor(options: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` for options of ``SpeculativeLLM`` that are not its own."""
+    per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
+    known = {item.name for item in dataclasses.fields(GenerateConfig)}
+    for name in options:
+        if ALIASES.get(name, name) in per_call:
+            raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
+        if name in OF_A_RUN:
+            raise UserError(f"{name} is of a run: specdist.generate() or jobs/generate.py makes one")
+        if name == "tp_size" and options[name] != 1:
+            raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: "
+                            "specdist.generate() uses several")  # fmt: skip
+        if name not in known:
+            raise UserError(f"{name} is not an option{nearest(name, known)}")
+    if isinstance(options.get("json_schema"), Mapping):
+        raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
 
 
 def check_types(config_class: type, given: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def test_a_row_has_the_text_of_its_template_or_the_reason_why_not(
     """As transformers lays out chat templates. Alone it notices that null becomes a word of a prompt."""
     prompts = opened(written(tmp_path / "a.jsonl", json.dumps(ROW).encode() + b"\n"), template)
     if text is not None:
-        assert prompts.prompt(0) == text and prompts.sizes([0]) == [len(text.encode())]
+        assert prompts.prompt(0) == text
         assert prompts.num_beginning_with(text[:2], 1) == 1 == 1 - prompts.num_beginning_with("other", 1)
         return
     with pytest.raises(RowError) as error:

@@ -91,6 +91,13 @@ def test_every_refusal_of_requests_rows_and_constraints_is_true_of_a_file(
             run_here(**run | {"target": plain, "prompts": chats, "messages_column": "chat"}),
             "--messages_column chat needs a chat template", "choose a chat model",
         )  # fmt: skip
+        bad = written(tmp_path / "bad.jinja", b"{% if %}")
+        refused(
+            run_here(**run | {"prompts": chats, "messages_column": "chat", "chat_template": bad}),
+            "--chat_template: line 1 of the file is not Jinja",
+        )  # fmt: skip
+        refused(run_here(**run | {"prompts": tmp_path / "run"}), "is in --output", "write to another folder")
+        refused(run_here(**run | {"unfinished": True}), "--unfinished has no effect", "leave it out")
         slow = _copied(pair, tmp_path / "slow")
         for path in [*slow.glob("tokenizer*"), *slow.glob("chat_template*")]:
             path.unlink()

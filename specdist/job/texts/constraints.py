@@ -106,22 +106,14 @@ class RunConstraints:
         """The row's constraint, as :attr:`of_all_rows`. Raises :class:`RowError` for a row's own that cannot
         be used."""
         value = None if self._column is None else prompts.value(self._column, row)
-        if value is None:
-            return self.of_all_rows
-        try:
-            return self._given(value)
-        except ConstraintError as error:
-            raise RowError(f"{self._column} cannot be used: {error}") from error
+        return self.of_all_rows if value is None else self.given(f"{self._column}", value)
 
-    def of_call(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The same, of a call from Python. Raises :class:`UserError`."""
+    def given(self, name: str, value: object) -> dict[str, Any]:
+        """A constraint as rows have it, from the place of this name. Raises as :meth:`of_row` does."""
         try:
-            return self._given(given)
+            grammar = self._compiling.grammar(Constraint.parse(value))
         except ConstraintError as error:
-            raise UserError(f"{next(iter(given))} cannot be used: {error}") from error
-
-    def _given(self, value: object) -> dict[str, Any]:
-        grammar = self._compiling.grammar(Constraint.parse(value))
+            raise RowError(f"{name} cannot be used: {error}") from error
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
     def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
