@@ -84,9 +84,9 @@ while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
 done
 [[ -z $asking ]] || kill "$asking" 2>/dev/null || true
 
-# 2: a wrong option, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
+# 2: a wrong option, 28: a full disk, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
 is_failure() {
-    case $code in 0 | 2 | 75 | 130 | 143) return 1 ;; esac
+    case $code in 0 | 2 | 28 | 75 | 130 | 143) return 1 ;; esac
     [[ -z $is_cancelled && $(patiently squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]
 }
 # A busy controller does not answer every time.

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
 from specdist.utils.documents import print_document, take_flags
-from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
+from specdist.utils.errors import DISK_FULL, RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
 
@@ -70,10 +70,10 @@ class Command:
             with named_packages(f"{PROGRAM} {self.name}"):
                 code = self._run(words)
         except UserError as error:
-            code = USAGE_ERROR
+            code = error.exit_code
             if is_rank0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
-        if code == USAGE_ERROR and not is_rank0:
+        if code in (USAGE_ERROR, DISK_FULL) and not is_rank0:
             time.sleep(RANK_0_FIRST_S)
         return code
 

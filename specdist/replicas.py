@@ -40,7 +40,7 @@ from specdist.data.stats.rows import output_schema, results_table
 from specdist.job.ranks.signals import EXIT_STOPPED, GRACE_S, LAUNCHER_VARIABLES
 from specdist.job.rows.output_columns import column_options
 from specdist.results.runs import load_run
-from specdist.utils.errors import USAGE_ERROR, UserError
+from specdist.utils.errors import DISK_FULL, USAGE_ERROR, UserError
 
 if TYPE_CHECKING:
     import datasets
@@ -233,7 +233,7 @@ class _Replica:
         self._printed.seek(0)
         lines = self._printed.read().decode(errors="replace").splitlines()
         told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        if code == USAGE_ERROR and told:
+        if code in (USAGE_ERROR, DISK_FULL) and told:
             return UserError(told[-1])
         ended = "was stopped" if code == EXIT_STOPPED else f"ended with exit code {code}"
         return RuntimeError("\n".join([f"a replica {ended}:", *lines[-MAX_LINES:]]))

@@ -1,16 +1,19 @@
 """The one exception whose message is written for the person who started the job; any other as one line."""
 
+import errno
 import textwrap
 
 MAX_TEXT_CHARACTERS = 160
-# The exit code of a command that shows one.
-USAGE_ERROR = 2
+# The exit codes of a command that shows one, and of a run whose disk is full.
+USAGE_ERROR, DISK_FULL = 2, errno.ENOSPC
 # A launcher ends all ranks when one has ended: this gives rank 0 time to print the error.
 RANK_0_FIRST_S = 5.0
 
 
 class UserError(ValueError):
     """Bad input: the message names the option, the value, the rule and the remedy; no traceback is shown."""
+
+    exit_code = USAGE_ERROR
 
 
 def first_line(error: BaseException) -> str:

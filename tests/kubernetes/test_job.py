@@ -54,6 +54,7 @@ def action(job: dict[str, Any], code: int) -> str:
     ("code", "expected"),
     [
         (2, "FailJob"),
+        (28, "FailIndex"),
         (EXIT_STOPPED, "Ignore"),
         (143, "Ignore"),
         (1, "Count"),

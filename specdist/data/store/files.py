@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from specdist.data.store.storage import StorePath, local_copy, write_through
-from specdist.utils.errors import UserError
+from specdist.utils.errors import DISK_FULL, UserError
 
 TEMPORARY_SUFFIX = ".tmp"
 READ_BYTES = 2**20
@@ -29,10 +29,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
+        found = UserError(
             f"{path} cannot be written ({error.strerror or error}): free some space or make it writable, and "
             "start the same command again; all finished rows are kept"
-        ) from error
+        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            found.exit_code = DISK_FULL
+        raise found from error
 
 
 def unique_tag() -> str:

@@ -32,11 +32,11 @@ from specdist.job.ranks.topology import (
 )
 from specdist.job.ranks.watchdog import Watchdog
 from specdist.utils.documents import is_brief
-from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
+from specdist.utils.errors import DISK_FULL, RANK_0_FIRST_S, USAGE_ERROR, UserError
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
-FAILED = 1
+FAILED, EXIT_CODES = 1, {"usage": USAGE_ERROR, "disk": DISK_FULL}
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def run_rank(
             if not shows_errors:
                 time.sleep(RANK_0_FIRST_S)
             _leave(failure)
-        return USAGE_ERROR
+        return error.exit_code
     except Exception as error:
         if watchdog is None:
             logger.exception("the job has failed")
@@ -113,7 +113,7 @@ def run_rank(
                     start_over()
             raise
         failure = watchdog.explain(error)
-        if failure.kind == "usage":
+        if failure.kind in EXIT_CODES:
             if shows_errors:
                 _show(failure.reason)
         else:
@@ -137,7 +137,7 @@ def _leave(failure: Failure) -> NoReturn:
     if failure.kind == "memory":
         with contextlib.suppress(OSError):
             start_over()
-    end_process(USAGE_ERROR if failure.kind == "usage" else FAILED)
+    end_process(EXIT_CODES.get(failure.kind, FAILED))
 
 
 def rank0_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:

@@ -29,7 +29,7 @@ class Failure:
     does not run; ``stalled``: no rank makes progress, and ``rank`` is the one that noticed.
     """
 
-    kind: Literal["error", "usage", "memory", "missing", "gone", "silent", "stalled"]
+    kind: Literal["error", "usage", "disk", "memory", "missing", "gone", "silent", "stalled"]
     rank: int
     role: str
     reason: str

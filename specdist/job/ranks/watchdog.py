@@ -27,7 +27,7 @@ from specdist.job.ranks.activity import STACKS_SIGNAL, Activity, StackLog
 from specdist.job.ranks.rank_store import Failure, RankState, RankStore
 from specdist.job.ranks.restart import is_out_of_memory
 from specdist.job.ranks.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
-from specdist.utils.errors import UserError, first_line
+from specdist.utils.errors import DISK_FULL, UserError, first_line
 
 POLL_S = 0.5
 # How long a rank with a broken connection waits for the reason: others need two polls to find a dead rank.
@@ -131,7 +131,8 @@ class Watchdog:
 
     def _explained(self, error: BaseException) -> Failure:
         if isinstance(error, UserError):
-            return self._report("usage", self._topology.rank, str(error))
+            kind = "disk" if error.exit_code == DISK_FULL else "usage"
+            return self._report(kind, self._topology.rank, str(error))
         if any(word in str(error) for word in CONNECTION_WORDS) and not is_out_of_memory(error):
             deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline:
@@ -269,7 +270,7 @@ class Watchdog:
 
     def _react(self, failure: Failure) -> None:
         self._failure = failure
-        if failure.kind != "usage":
+        if failure.kind not in ("usage", "disk"):
             logger.error("this replica ends: %s", failure)
         if failure.kind in ("missing", "silent", "stalled"):
             self._stacks.write()
