@@ -32,6 +32,7 @@ import pyarrow.ipc
 import yaml
 from tqdm.auto import tqdm
 
+from specdist.config.arguments import URL
 from specdist.config.calls import check_types, nearest
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.data.run.reading import open_shard
@@ -74,13 +75,15 @@ def generate(
             replica is one process.
         num_replicas: by default as many as the GPUs have room for, of ``tp_size`` GPUs each, and one more
             with ``draft_placement="own"``; on a CPU one.
-        output: the run's folder or URL; by default a temporary folder, which is gone with the result. The
-            same call with the same folder goes on.
+        output: the run's folder; by default a temporary one, which is gone with the result. The same call
+            with the same folder goes on.
         options: of ``jobs/generate.py``, by their names.
 
     Raises :class:`UserError` for what the job would refuse before it reads a model. Replicas start with the
     first row that is asked for.
     """
+    if output is not None and URL.match(str(output)):
+        raise UserError(f"output is {output}, but must be a folder: jobs/generate.py writes to a bucket")
     known = set(GenerateConfig.__dataclass_fields__).difference(OF_THE_CALL)
     for name in options:
         if name not in known:

@@ -88,6 +88,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "dataset is list, but must be"),
     (TEXTS, {"temprature": 0}, "temprature is not an option: did you mean temperature?"),
     (TEXTS, {"temperature": "hot"}, "temperature is 'hot', of type str, but must be a number"),
+    (TEXTS, {"output": "s3://bucket/run"}, "output is s3://bucket/run, but must be a folder"),
     (TEXTS, {"gpus": 2}, "gpus is 2, but torch sees 0 here"),
     (TEXTS, {"tp_size": 2}, "2 ranks need as many GPUs, and torch sees none here"),
     (TEXTS, {"policy": "fixed", "num_draft_tokens": 0}, "--num_draft_tokens 0"),
@@ -102,7 +103,11 @@ def test_wrong_calls_start_nothing(pair: Pair, dataset: Any, options: dict[str, 
 
 def test_conversations_and_tables_of_pandas_are_read(pair: Pair) -> None:
     """As columns that the job would be told of."""
-    pandas = pytest.importorskip("pandas")
+    import datasets
+    import pandas
+
+    hub = datasets.Dataset.from_dict({"prompt": TEXTS[::-1]}).select(range(9, -1, -1))
+    assert call(pair, hub)._inputs["prompt"].to_pylist() == TEXTS
     talk = [{"role": "user", "content": "the quick"}]
     said = call(pair, [talk, talk])
     assert said._inputs.column_names == ["messages"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,3 +112,32 @@ def test_a_pod_that_is_evicted_is_not_counted(job: dict[str, Any], pair: Pair, t
         kill_tree(first)
     assert action(job, first.returncode) == "Ignore", stderr
     assert "to resume, start the same command" in stderr
+
+
+DOCKERFILE = REPOSITORY / "jobs/Dockerfile"
+
+
+def test_the_image_has_what_the_job_runs(job: dict[str, Any]) -> None:
+    """As a linter reads it: a named version, no caches, files that exist. Fault: a folder that has moved."""
+    text = DOCKERFILE.read_text().replace("\\\n", " ")
+    steps = [line.split() for line in text.splitlines() if line and line[0] != "#"]
+    assert steps[0] == ["FROM", "python:3.12-slim-bookworm"]
+    assert ["WORKDIR", container_of(job)["workingDir"]] in steps
+    copied = [name for step in steps if step[0] == "COPY" for name in step[1:-1]]
+    assert all((REPOSITORY / name).exists() for name in copied)
+    words = container_of(job)["command"]
+    assert all(word.split("/")[0] in copied for word in words if word.startswith("jobs/"))
+    assert f"venv {words[0].split('/')[0]} " in text
+    assert "--no-cache-dir" in text and "rm -rf /var/lib/apt/lists/*" in text
+
+
+@pytest.mark.timeout(1800)
+def test_the_image_is_built() -> None:
+    tool = shutil.which("docker") or shutil.which("buildah")
+    if tool is None:
+        pytest.skip("jobs/Dockerfile was read, but not built: neither docker nor buildah is here")
+    command = [tool, "build", "--file", str(DOCKERFILE), str(REPOSITORY)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if any(word in ended.stderr for word in ("Docker daemon", "dial tcp", "lookup ", "resolution")):
+        pytest.skip(f"jobs/Dockerfile was read, but not built: {ended.stderr.strip().splitlines()[-1]}")
+    assert ended.returncode == 0, ended.stderr
