@@ -23,8 +23,8 @@ from tests.ranks import REPOSITORY
 
 CONFIGS: list[Any] = [CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig, GenerateConfig,
                       PairConfig, PlanConfig, TrainConfig]  # fmt: skip
-# Not paths themselves, though their help speaks of files.
-NOT_PATHS = {"emulate", "lm_eval_export"}
+# Not paths themselves, though their help speaks of files: a template may begin with a URL.
+NOT_PATHS = {"emulate", "lm_eval_export", "prompt_template"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

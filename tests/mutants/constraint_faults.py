@@ -69,8 +69,8 @@ CONSTRAINT_FAULTS = (
         ("        state.put_certain(places_T, ids_T)\n"
          "        state.num_computed[lines_A] = begins_A + counts_A\n"),
         (CACHE,)),
-    Mutant("bad-constraint-of-a-row-is-no-constraint", "RunConstraints.of_row",
-        'raise RowError(f"{self._column} cannot be used: {error}") from error',
+    Mutant("bad-constraint-of-a-row-is-no-constraint", "RunConstraints.given",
+        'raise RowError(f"{name} cannot be used: {error}") from error',
         "grammar = self.grammar",
         (JOB,)),
     Mutant("thinking-ends-a-token-late", "RowRule.ends_thinking",
