@@ -48,9 +48,10 @@ LONG = {
     "job/test_heads.py": 33, "engine/test_detokenizer.py": 32,
 }  # fmt: skip
 # What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs
-# on the fake GPU (its rules, counts and memory are tested in each run), and families one by one.
+# on the fake GPU (its rules, counts and memory are tested in each run), families one by one, and an image.
 RARE = {
     "gpu/test_engine.py", "gpu/test_first_day.py", "models/test_family_runs.py", "lab/plan/test_public.py",
+    "kubernetes/test_image.py",
 }  # fmt: skip
 NUM_SLOWEST = 20
 TESTS = Path(__file__).parent
