@@ -178,8 +178,15 @@ class Generation:
         # Listed first: a shard that is finished meanwhile is read by its file.
         parts = {shard: run.part_logs(shard)[0] for shard in run.begun_shards() if shard not in done}
         complete = run.complete_among(sorted(run.recorded_shards() - done))
-        tables = [results_table(rows, self._schema) for shard, rows in parts.items() if shard not in complete]
-        tables += [open_shard(run.paths(shard), verify=False) for shard in complete]
+        new = [
+            row
+            for shard, rows in parts.items()
+            if shard not in complete
+            for row in rows
+            if (row.row_id, row.sample_index) not in seen
+        ]
+        tables = [open_shard(run.paths(shard), verify=False) for shard in complete]
+        tables += [results_table(new, self._schema)] if new else []
         for table in tables:
             places = zip(table["row_id"].to_pylist(), table["sample_index"].to_pylist(), strict=True)
             for place, key in enumerate(places):

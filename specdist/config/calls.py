@@ -50,11 +50,10 @@ class SamplingOptions(CompletionOptions):
             if name not in names:
                 raise UserError(f"{name} is not an option of SamplingOptions{nearest(name, names)}")
         check_types(SamplingOptions, given)
-        chosen = {name: given.pop(name, None) for name in OF_ALL_ROWS}
-        # A class of pydantic.
-        schema = getattr(chosen["json_schema"], "model_json_schema", None)
-        self.json_schema = chosen["json_schema"] if schema is None else schema()
-        self.regex, self.grammar, self.choices = chosen["regex"], chosen["grammar"], chosen["choices"]
+        for name in OF_ALL_ROWS:
+            setattr(self, name, given.pop(name, None))
+        if hasattr(self.json_schema, "model_json_schema"):  # a class of pydantic
+            self.json_schema = self.json_schema.model_json_schema()
         super().__init__(**given)
         names = list(self.constraint)
         if names and self.stop:

@@ -29,7 +29,7 @@ TEXTS: list[tuple[str, str | None, str]] = [
     ("{{ range }}{% for i in l %}{{ loop.index }}{{ i }}{% endfor %}", "71é<2b", ""),
     ("{% set ns = namespace(k=0) %}{% for i in l %}{% set ns.k = ns.k + n %}{% endfor %}{{ ns.k }}", "6", ""),
     ("{{ q }}\n{{ none }}", None, "line 2: a value is null"),
-    ("{{ q }}{{ o.items }}", None, "line 1: a function is no text"),
+    ("{{ q }}{{ o.items }}", None, "line 1: a function is not text"),
     ("{{ q }}\n\n{{ o.b }}", None, "line 3: 'dict object' has no attribute 'b'"),
     ("{% set x = l.append(1) %}{{ q }}", None, "access to attribute 'append'"),
     ("{% include q %}", None, "no loader"),
@@ -109,7 +109,7 @@ def test_every_refusal_of_templates_and_runs_is_true(tmp_path: Path) -> None:
     errors = TABLE.set_column(5, "finish_reason", pa.array(["error"] * 5))
     taken = written(tmp_path / "taken.arrow", TABLE.append_column("input_error", TABLE["ref"]))
     faults: list[tuple[Path, dict[str, Any], list[str]]] = [
-        (file, {"template": "no.jinja"}, ["--prompt_template no.jinja is no file", "{{ question }}"]),
+        (file, {"template": "no.jinja"}, ["--prompt_template no.jinja is not a file", "{{ question }}"]),
         (file, {"template": str(template)}, [f"{template}, line 2 is not valid in Jinja: Expected"]),
         (file, {"template": "{{ lipsum() }}{{ p }}"}, ["reads lipsum, p, but the columns", "are q (string)"]),
         (file, {"template": "{% if 1 %}q{% endif %}"}, ["reads no column", "{{ question }}"]),

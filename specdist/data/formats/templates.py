@@ -112,8 +112,8 @@ def _read(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{OPTION} {name} is no file that can be read ({error}), and no template, which names columns as "
-            "in {{ question }}: correct it"
+            f"{OPTION} {name} is not a file that can be read ({error}), nor a template, which names columns "
+            "as in {{ question }}: correct it"
         ) from error
 
 
@@ -123,7 +123,7 @@ def _printed(value: Any) -> Any:
     if value is None:
         raise ValueError("a value is null; {{ name or '' }} says what to write instead")
     if callable(value) and not isinstance(value, Undefined):
-        raise ValueError("a function is no text; for a key of its name use value['name']")
+        raise ValueError("a function is not text; for a key of its name use value['name']")
     return value
 
 
