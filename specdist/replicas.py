@@ -33,7 +33,7 @@ import yaml
 from tqdm.auto import tqdm
 
 from specdist.config.arguments import URL
-from specdist.config.calls import check_types, nearest
+from specdist.config.calls import check_names, check_types
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import RunFolder
@@ -85,9 +85,7 @@ def generate(
     if output is not None and URL.match(str(output)):
         raise UserError(f"output is {output}, but must be a folder: jobs/generate.py writes to a bucket")
     known = set(GenerateConfig.__dataclass_fields__).difference(OF_THE_CALL)
-    for name in options:
-        if name not in known:
-            raise UserError(f"{name} is not an option{nearest(name, known)}")
+    check_names(options, known)
     check_types(GenerateConfig, options)
     table, columns = _table_of(dataset)
     folder = tempfile.mkdtemp(prefix="specdist-")

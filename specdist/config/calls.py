@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -46,9 +46,7 @@ class SamplingOptions(CompletionOptions):
                 raise UserError(f"{own} is given twice, under two names: leave one of them out")
             given[own] = [value] if own == "stop" and isinstance(value, str) else value
         names = [item.name for item in dataclasses.fields(SamplingOptions)]
-        for name in given:
-            if name not in names:
-                raise UserError(f"{name} is not an option of SamplingOptions{nearest(name, names)}")
+        check_names(given, names, " of SamplingOptions")
         check_types(SamplingOptions, given)
         for name in OF_ALL_ROWS:
             setattr(self, name, given.pop(name, None))
@@ -67,10 +65,15 @@ class SamplingOptions(CompletionOptions):
         return {name: value for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None}
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """What to do with a name that is not an option's: the end of a message."""
-    found = nearest_option(name, names)
-    return f": did you mean {found}?" if found else "; python jobs/generate.py --help all lists them"
+def check_names(names: Iterable[str], known: Collection[str], owner: str = "") -> None:
+    """Raises :class:`UserError` for a name that is not an option's; ``owner``: whose options these are."""
+    for name in names:
+        if name not in known:
+            found = nearest_option(name, known)
+            remedy = (
+                f": did you mean {found}?" if found else "; python jobs/generate.py --help all lists them"
+            )
+            raise UserError(f"{name} is not an option{owner}{remedy}")
 
 
 def check_constructor(options: Mapping[str, Any]) -> None:
@@ -85,8 +88,7 @@ def check_constructor(options: Mapping[str, Any]) -> None:
         if name == "tp_size" and options[name] != 1:
             raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: "
                             "specdist.generate() uses several")  # fmt: skip
-        if name not in known:
-            raise UserError(f"{name} is not an option{nearest(name, known)}")
+    check_names(options, known)
     if isinstance(options.get("json_schema"), Mapping):
         raise UserError("json_schema here is a file: give a schema to generate(), in SamplingOptions")
 
