@@ -30,11 +30,7 @@ def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) ->
     """A sentence on completions that a length limit has cut. ``settings``: the manifest's fingerprint, or
     empty."""
     limits = [f"--{name} {settings.get(name, '')}".rstrip() for name in ("max_new_tokens", "max_seq_len")]
-    share = num_cut / max(1, num_completions)
-    line = (
-        f"{num_cut:,} of {num_completions:,} completions ({share:.0%}) were cut by {' or '.join(limits)} "
-        "(finish_reason length)"
-    )
+    line = f"{_share(num_cut, num_completions)} were cut by {' or '.join(limits)} (finish_reason length)"
     if is_often_cut(num_cut, num_completions):
         line += ": raise --max_new_tokens for complete ones"
     return line
@@ -42,9 +38,11 @@ def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) ->
 
 def loop_line(num_looping: int, num_completions: int) -> str:
     """A sentence on completions that a loop has ended."""
-    share = num_looping / max(1, num_completions)
-    of_all = f"{num_looping:,} of {num_completions:,} completions ({share:.0%})"
-    return f"{of_all} ended in a loop (finish_reason repetition)"
+    return f"{_share(num_looping, num_completions)} ended in a loop (finish_reason repetition)"
+
+
+def _share(number: int, num_completions: int) -> str:
+    return f"{number:,} of {num_completions:,} completions ({number / max(1, num_completions):.0%})"
 
 
 def frozen_costs(folder: RunFolder) -> CostModel | None:
