@@ -60,12 +60,13 @@ def workspace(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a finished run of four shards, ``runs/finished`` and ``runs/mine``."""
     path = workspace_of(tmp_path_factory.mktemp("readme"))
     rows = pa.ipc.open_file(pair.prompts).read_all()
-    rows = rows.append_column("question", rows["prompt"])
+    rows = rows.append_column("question", rows["prompt"]).append_column("answer", rows["reference"])
     for name in ("prompts", "train"):
         pa.parquet.write_table(rows, path / "data" / f"{name}.parquet")
     shutil.copy(pair.prompts, path / "prompts.arrow")
     (path / "judge.jinja").write_text(blocks("jinja")[0])
     (path / "verdict.json").write_text(next(block for block in blocks("json") if '"score"' in block))
+    (path / "check.py").write_text(next(block for block in blocks("py") if "import rollout" in block))
     # Those that lm-evaluation-harness would leave beside its prompts.
     (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
     (path / "TARGET").symlink_to(pair.target)

@@ -30,6 +30,7 @@ from specdist.config.groups import (
 from specdist.config.names import launch_line
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
+from specdist.config.rollouts import RolloutOptions
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
 from specdist.policies.registry import (
     AUTO,
@@ -66,6 +67,7 @@ class GenerateConfig(
     SpeculationOptions,
     CompletionOptions,
     ConstraintOptions,
+    RolloutOptions,
     BatchOptions,
     PolicyArguments,
     ReplicaOptions,
@@ -271,6 +273,11 @@ class GenerateConfig(
             found.append(
                 "--top_k, --top_p and --min_p have no effect with --temperature 0, which always takes the "
                 "likeliest token"
+            )
+        if self.is_greedy and self.rollout is not None and self.max_attempts > 1:
+            found.append(
+                f"--max_attempts {self.max_attempts} with --temperature 0 gives identical attempts: use "
+                "--temperature 1, say, or --max_attempts 1"
             )
         if self.is_greedy and self.num_samples > 1:
             found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")

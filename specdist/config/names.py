@@ -20,6 +20,7 @@ ELSEWHERE = {
     "gpu_memory_utilization": "cache_memory",
     "max_length": "max_new_tokens",
     "repetition_detection": "stop_repeats",
+    "accepted": "num_samples",
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choices",

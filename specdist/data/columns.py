@@ -93,13 +93,21 @@ OPTIONAL_COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "turns_column": {
         "turn_completions": Column(
             pa.list_(pa.string()),
-            "with `--turns_column`: the generated text of every turn; `completion`, `completion_ids`, "
-            "`finish_reason` and `prompt` are then those of the last, and numbers the sums of all",
+            "with `--turns_column` or `--rollout`: the generated text of every turn; `completion`, "
+            "`completion_ids`, `finish_reason` and `prompt` are then those of the last, and numbers the sums "
+            "of all",
         ),
-        "turn_completion_ids": Column(
-            pa.list_(pa.list_(pa.int32())), "with `--turns_column`: the token ids of every turn"
+        "turn_completion_ids": Column(pa.list_(pa.list_(pa.int32())), "the token ids of every turn"),
+        "turn_finish_reasons": Column(pa.list_(pa.string()), "how every turn ended"),
+    },
+    "rollout": {
+        "rollout_attempts": Column(pa.int32(), "with `--rollout`: attempts until one was accepted, with it"),
+        "rollout_rejected_tokens": Column(pa.int32(), "tokens of the attempts that were rejected"),
+        "rollout_score": Column(pa.float64(), "the score that the function gave, or null"),
+        "rollout_columns": Column(pa.string(), "what else it gave, as a JSON object; null if nothing"),
+        "rollout_messages": Column(
+            pa.string(), "the whole conversation of the last attempt, as a JSON list of messages"
         ),
-        "turn_finish_reasons": Column(pa.list_(pa.string()), "with `--turns_column`: how every turn ended"),
     },
     "split_thinking": {
         "completion_thinking": Column(

@@ -20,7 +20,7 @@ class Request:
     ``max_new_tokens``, ``seed``, ``stop``, ``stop_repeats``, and ``options`` where logits are processed: this
     request's own; None: the run's. ``constraint``: what a
     :class:`specdist.sampling.processing.processors.TokenMasker` is told of it. ``earlier``: completions of
-    the turns before it, of a conversation.
+    the turns before it, of a conversation; ``attempt``: how often the row was rejected before.
     """
 
     row_id: int
@@ -35,6 +35,7 @@ class Request:
     options: TokenOptions | None = None
     constraint: str = ""
     earlier: tuple[Completion, ...] = ()
+    attempt: int = 0
 
 
 # None: nothing is to begin now, which may have changed when asked again.

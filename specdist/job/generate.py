@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.leases.opening import remove_leftovers
@@ -30,6 +31,7 @@ from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
+from specdist.job.rows.rollout_rows import rollout_rows
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.run.manifest import frozen_models, reproducibility
 from specdist.job.run.opening import run_batch_options
@@ -219,15 +221,16 @@ def generate_rows(
     for line in start_lines(config, run, replica, topology, has_kept_costs=has_kept_costs):
         logger.info(line)
     markers = models.constraints.markers
-    rows = RowRequests(
-        run.prompts,
-        encoder,
-        num_samples=config.num_samples,
-        constraints=models.constraints,
-        row_options=run.row_options,
-        thinking=ThinkingColumns(markers, encoder.detokenizer, stop_rules.strings) if markers else None,
-        too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
-    )
+    options: dict[str, Any] = {
+        "prompts": run.prompts,
+        "encoder": encoder,
+        "num_samples": config.num_samples,
+        "constraints": models.constraints,
+        "row_options": run.row_options,
+        "thinking": ThinkingColumns(markers, encoder.detokenizer, stop_rules.strings) if markers else None,
+        "too_large": {tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
+    }
+    rows = rollout_rows(config, options) or RowRequests(**options)
     progress = Progress(run.shards.num_completions, 0)
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
@@ -287,7 +290,8 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
             push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
     print_document(document)
-    if not is_complete or total.num_completions or config.turns_column is not None:
+    has_turns = config.turns_column is not None or config.rollout is not None
+    if not is_complete or total.num_completions or has_turns:
         return False
     kinds = error_kinds(folder, range(run.shards.num_shards))
     reason, count = kinds.most_common(1)[0]

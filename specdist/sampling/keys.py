@@ -17,14 +17,14 @@ def signed(word: int) -> int:
     return word - WORD if word >= WORD // 2 else word
 
 
-def stream_key(seed: int, row_id: int, sample_index: int, turn: int = 0) -> int:
+def stream_key(seed: int, row_id: int, sample_index: int, turn: int = 0, attempt: int = 0) -> int:
     """The key of one completion's random stream, as a signed 64-bit integer. Every turn of a conversation has
-    one of its own: it may have the positions of another, whose thinking a chat template has left out."""
+    one of its own: it may have the positions of another, whose thinking a chat template has left out. So has
+    every attempt at a row after the first."""
     key = _mix(seed + GOLDEN_GAMMA)
-    for part in (row_id, sample_index):
+    later = (turn, attempt) if attempt else (turn,) if turn else ()
+    for part in (row_id, sample_index, *later):
         key = _mix((key ^ part) + GOLDEN_GAMMA)
-    if turn:
-        key = _mix((key ^ turn) + GOLDEN_GAMMA)
     return signed(key)
 
 

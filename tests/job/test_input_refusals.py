@@ -35,6 +35,8 @@ def _row(column: str, value: Any) -> bytes:
 ROWS: list[tuple[bytes, dict[str, Any], list[str]]] = [
     (request(body={"prompt": "a", "response_format": SCHEMA}), {"constraint_column": "rule"},
      ["--constraint_column rule is not a column of requests", "response_format", "leave it out"]),
+    (request(body={"prompt": "a"}), {"rollout": "check.py:check"},
+     ["--rollout check.py:check cannot judge --prompts", "give the messages in --messages_column"]),
     (_row("top_p", 2), {"row_options": ["top_p"]}, ["--row_options top_p: row 0 has 2: it must be a number"]),
     (_row("stop", [""]), {"row_options": ["stop"]},
      ["--row_options stop: row 0 has ['']", "none of them empty"]),

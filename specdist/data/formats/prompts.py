@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -158,12 +158,16 @@ class Prompts:
             raise RowError(f"{self.column} is empty")
         return value if isinstance(value, str) else self.with_tools(row, self._messages(value))
 
-    def _rendered(self, template: PromptTemplate, row: int) -> str | list[dict[str, Any]]:
+    def values_of(self, row: int, columns: Collection[str] | None = None) -> dict[str, Any]:
+        """A row's values in these columns, or in all. Raises as :meth:`prompt` does."""
         self._check_files(row, row + 1)
         try:
-            values = self.rows.row(row, sorted({*template.columns.values()}))
+            return self.rows.row(row, sorted(self.schema.names if columns is None else columns))
         except JsonError as error:
-            raise RowError(f"a column that {OPTION} reads is not valid JSON: {error}") from error
+            raise RowError(f"a column of the row is not valid JSON: {error}") from error
+
+    def _rendered(self, template: PromptTemplate, row: int) -> str | list[dict[str, Any]]:
+        values = self.values_of(row, {*template.columns.values()})
         try:
             return template.of(values)
         except ValueError as error:

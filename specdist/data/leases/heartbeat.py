@@ -85,7 +85,7 @@ class Beat:
     """The content of a replica's file.
 
     ``silent_after_s``: how long it may stay unchanged; ``elapsed_s``: time since the models were loaded, in
-    which the rows and tokens were finished."""
+    which the rows and tokens were finished; ``num_waiting``: rows that a function is to judge."""
 
     replica: str
     process: Process
@@ -94,6 +94,7 @@ class Beat:
     elapsed_s: float = 0.0
     num_rows: int = 0
     num_tokens: int = 0
+    num_waiting: int = 0
     count: int = 0
 
     def to_bytes(self) -> bytes:
@@ -147,6 +148,10 @@ class Heartbeat:
         """Count a finished row and its tokens; the next beat tells the others."""
         self._beat.num_rows += 1
         self._beat.num_tokens += num_tokens
+
+    def wait_for(self, num_rows: int) -> None:
+        """So many rows wait for a function of the user now."""
+        self._beat.num_waiting = num_rows
 
     def beat(self) -> None:
         """Write the next number. Raises OSError."""

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from specdist.data.store.storage import StorePath
 SYNC_INTERVAL_S = 1.0
 # The copies of a stored run's log: seconds between two, and how much the log grows.
 COPY_INTERVAL_S, COPY_GROWTH = 30.0, 1.1
-LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOTALL)
+LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|note|stats)":(.*)\})\n', re.DOTALL)
+
+# By (row_id, sample_index), in the order in which they were written.
+Notes = dict[tuple[int, int], list[dict[str, Any]]]
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +54,17 @@ class PartLog:
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
+        self.notes: Notes = {}
+        """What had been noted of unfinished completions when the log was opened, by the same."""
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
         for log in earlier:
-            self.stats = _load(log, self.results, rows)[1] or self.stats
+            self.stats = _load(log, self.results, rows, self.notes)[1] or self.stats
         self._path = path
         with writing(path):
             self._file = path.open("ab", buffering=0)
-            self._num_bytes, stats = _load(path, self.results, rows)
+            self._num_bytes, stats = _load(path, self.results, rows, self.notes)
             self.stats = stats or self.stats
             self._file.truncate(self._num_bytes)
             fsync_folder(path.parent)
@@ -76,6 +81,11 @@ class PartLog:
         self.results[key] = result
         if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
             self.begin_sync()
+
+    def note(self, row_id: int, sample_index: int, note: Mapping[str, Any]) -> None:
+        """Record a step on the way to a completion, for a replica that goes on with it."""
+        content = json.dumps({"row_id": row_id, "sample_index": sample_index, **note}, ensure_ascii=False)
+        self._write_line(b'"note":' + content.encode("utf-8", "surrogatepass") + b"}")
 
     def snapshot(self, stats: dict[str, Any]) -> None:
         """Record the shard's statistics so far, which replace those recorded before."""
@@ -154,9 +164,13 @@ def read_logs(paths: Iterable[Path]) -> tuple[list[RowResult], dict[str, Any] | 
 
 
 def _load(
-    path: Path, results: dict[tuple[int, int], RowResult], rows: Collection[int] | None = None
+    path: Path,
+    results: dict[tuple[int, int], RowResult],
+    rows: Collection[int] | None = None,
+    notes: Notes | None = None,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Read up to the first bad line into ``results``; returns the number of bytes and the last statistics."""
+    """Read up to the first bad line into ``results`` and ``notes``; returns the number of bytes and the last
+    statistics."""
     num_bytes, stats = 0, None
     with path.open("rb") as file:
         for line in file:
@@ -166,6 +180,10 @@ def _load(
             num_bytes += len(line)
             if match[3] == b"stats":
                 stats = json.loads(match[4])
+            elif match[3] == b"note":
+                note = json.loads(match[4].decode("utf-8", "surrogatepass"))
+                if notes is not None:
+                    notes.setdefault((note.pop("row_id"), note.pop("sample_index")), []).append(note)
             else:
                 result = RowResult.from_json(match[4])
                 if rows is None or result.row_id in rows:

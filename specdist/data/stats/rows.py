@@ -53,6 +53,11 @@ class RowResult:
     turn_completions: Sequence[str] | None = None
     turn_completion_ids: Sequence[Sequence[int]] | None = None
     turn_finish_reasons: Sequence[str] | None = None
+    rollout_attempts: int | None = None
+    rollout_rejected_tokens: int | None = None
+    rollout_score: float | None = None
+    rollout_columns: str | None = None
+    rollout_messages: str | None = None
     completion_thinking: str | None = None
     completion_answer: str | None = None
 

@@ -54,6 +54,10 @@ class Stats:
     num_prompt_tokens: int = stat("tokens of the prompts, once per completion")
     num_shared_prompt_tokens: int = stat("of these, those that were in the cache already, from another row")
     num_completion_tokens: int = stat("tokens of the completions")
+    num_attempts: int = stat("attempts at completions that a function judges (`--rollout`)")
+    num_rejected_tokens: int = stat("tokens of attempts that it rejected, no part of completions")
+    num_rollout_calls: int = stat("calls of the function")
+    rollout_ns: int = stat("nanoseconds of these calls, beside the rounds")
     num_target_passes: int = stat("forward passes of the target")
     num_draft_passes: int = stat("forward passes of the draft")
     num_draft_row_steps: int = stat("draft passes, counted per sequence and branch")
@@ -210,6 +214,12 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "num_cut_completions": _counted("num_cut_completions"),
     "num_looping_completions": _counted("num_looping_completions"),
     "num_completion_tokens": _counted("num_completion_tokens"),
+    "num_attempts": _counted("num_attempts"),
+    "num_rejected_tokens": _counted("num_rejected_tokens"),
+    "rollout_call_s": (
+        "seconds that a call of the rollout function took, on average",
+        lambda stats, _: _ratio(stats.rollout_ns / NS_PER_S, stats.num_rollout_calls),
+    ),
     "wall_s": ("seconds of work, summed over replicas", lambda stats, _: stats.wall_ns / NS_PER_S),
     "tokens_per_s": (
         "completion tokens per second of one replica's work",

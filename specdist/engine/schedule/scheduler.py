@@ -235,7 +235,9 @@ class Scheduler:
         return Sequence(
             request=request,
             order=self._num_admitted,
-            stream_key=stream_key(seed, request.row_id, request.sample_index, len(request.earlier)),
+            stream_key=stream_key(
+                seed, request.row_id, request.sample_index, len(request.earlier), request.attempt
+            ),
             max_length=min(len(request.prompt_ids) + limit, self.settings.max_seq_len),
             token_ids=list(request.prompt_ids),
             runs_whole_prompt=self._scores_prompts and len(request.prompt_ids) > 1,

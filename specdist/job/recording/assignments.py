@@ -69,6 +69,6 @@ def _next_assignment(recorder: Recorder, stop: StopRequest) -> Assignment:
         return Assignment.COMPLETE
     if stop.is_made:
         return Assignment.STOPPED
-    if recorder.lease():
+    if recorder.lease() or recorder.waits_for_answers:
         return Assignment.COSTS if recorder.waits_for_costs else Assignment.WORK
     return Assignment.COMPLETE if recorder.is_run_complete else Assignment.WAIT

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from specdist.data.leases.leases import View
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.parts import PartLog
+from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.rows import RowResult
 from specdist.data.stats.shard import Stats
 from specdist.data.store.storage import StorePath
@@ -20,6 +21,7 @@ from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.recording.uploads import ShardWriter
+from specdist.job.rows.rollout_rows import RolloutRows
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import extend_to_now
 from specdist.job.run.preflight import RunPlan
@@ -32,6 +34,8 @@ SNAPSHOT_INTERVAL_S = 1.0
 # Seconds between looks at the leases, as completions are recorded, while the target is at work; and the
 # longest between looks.
 LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
+# Seconds to wait for an answer of a rollout function, while nothing else is to be done.
+ANSWER_WAIT_S = 1.0
 # Looks on a store, where one takes as long as many passes.
 LOOKS_PER_SILENCE = 6
 
@@ -87,6 +91,8 @@ class Recorder:
         self._plan, self._rows, self._stats_recorder = plan, rows, stats_recorder
         self._progress, self._clock = progress, clock
         self._writer, self._corrections = writer or ShardWriter(plan), corrections
+        self._rollouts = rows if isinstance(rows, RolloutRows) else None
+        self._num_running = 0
         self.waits_for_costs = False
         """The next row needs other costs, once those that run have ended: see :meth:`change_costs`."""
         self._work = WorkQueue(plan, rows, self, clock=clock)
@@ -116,22 +122,36 @@ class Recorder:
         self._writer.uploads.settle()
         return self._work.lease()
 
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether a function judges completions of rows that are to go on."""
+        return self._rollouts is not None and self._rollouts.num_waiting > 0
+
     def tick(self) -> None:
         """Do what is due between rounds."""
         self._work.tick()
+        self._take_answers()
 
     def requests(self) -> Iterator[Request | None]:
         """A request for every unfinished completion, shard after shard; None while there is nothing to begin,
         which may change while others run."""
+        for request in self._unfinished():
+            self._num_running += request is not None
+            yield request
+
+    def _unfinished(self) -> Iterator[Request | None]:
         while True:
             # A conversation goes on while its beginning is in the cache.
             following = next((work.following for work in self._work.open.values() if work.following), None)
             if following is not None:
                 yield following.popleft()
                 continue
-            work = None if self.waits_for_costs else self._work.next(self.lease)
+            may_begin = not self.waits_for_costs and (self._rollouts is None or self._rollouts.may_begin)
+            work = self._work.next(self.lease) if may_begin else None
             if work is None or not self._may_begin(work):
-                yield None
+                # Without anything to run, nobody asks again before an answer is there.
+                if self._num_running or not self._take_answers(ANSWER_WAIT_S):
+                    yield None
                 continue
             row_id = work.pending.popleft()
             results = work.log.results
@@ -139,13 +159,27 @@ class Recorder:
                 sample for sample in range(self._rows.num_samples(row_id)) if (row_id, sample) not in results
             ]
             work.begun.add(row_id)
-            for found in self._rows.begin(row_id, samples, work.shard):
+            for found in self._rows.begin(row_id, samples, work.shard, work.log):
                 if isinstance(found, Request):
                     yield found
                 else:
                     self._record(work, found)
             # All rows may have errors.
             self.finish_if_complete(work)
+
+    def _take_answers(self, wait_s: float = 0.0) -> bool:
+        """Go on with what the function has answered; waits so many seconds for the first. Whether it has."""
+        if self._rollouts is None:
+            return False
+        answers = self._rollouts.answers(wait_s)
+        self._plan.membership.heartbeat.wait_for(self._rollouts.num_waiting)
+        for judged in answers:
+            if (work := self._work_of(judged.request)) is not None:
+                stats = self._stats_recorder.shard(work.shard)
+                stats.num_rollout_calls += 1
+                stats.rollout_ns += round(judged.seconds * NS_PER_S)
+                self._go_on(work, self._rollouts.answered(judged, work.log))
+        return bool(answers)
 
     def _may_begin(self, work: Work) -> bool:
         if self._corrections is not None:
@@ -165,20 +199,26 @@ class Recorder:
     def record(self, completion: Completion) -> None:
         """Record a finished completion; from now on it survives the end of this process. One of a shard that
         another replica has taken over is not recorded."""
-        request = completion.request
+        self._num_running -= 1
+        if (work := self._work_of(completion.request)) is not None:
+            self._go_on(work, self._rows.end(completion, work.log))
+
+    def _work_of(self, request: Request) -> Work | None:
+        """It may have been dropped, and even leased again without a request for this row so far."""
         work = self._work.open.get(request.shard)
-        # It may have been dropped, and even leased again without a request for this row so far.
-        if work is None or request.row_id not in work.begun:
-            return
-        found = self._rows.end(completion)
+        return work if work is not None and request.row_id in work.begun else None
+
+    def _go_on(self, work: Work, found: RowResult | Request | None) -> None:
         if isinstance(found, Request):
             work.following.append(found)
-            return
-        self._record(work, found)
-        self.finish_if_complete(work)
+        elif found is not None:
+            self._record(work, found)
+            self.finish_if_complete(work)
 
     def close(self) -> None:
         """Release all unfinished shards; their recorded rows are kept."""
+        if self._rollouts is not None:
+            self._rollouts.close()
         try:
             self._writer.uploads.close()
             for work in self._work.open.values():

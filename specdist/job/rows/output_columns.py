@@ -24,7 +24,8 @@ def column_options(config: GenerateConfig) -> list[str]:
     is_on = {
         "logprobs": config.logprobs is not None,
         "prompt_logprobs": config.prompt_logprobs is not None,
-        "turns_column": config.turns_column is not None,
+        "turns_column": config.turns_column is not None or config.rollout is not None,
+        "rollout": config.rollout is not None,
         "split_thinking": config.splits_thinking,
     }
     return [option for option in OPTIONAL_COLUMNS if is_on[option]]

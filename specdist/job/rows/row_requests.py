@@ -11,6 +11,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.formats.batches import Chat
 from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts, RowError
+from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult
 from specdist.engine.request import Completion, Request
@@ -166,9 +167,11 @@ class RowRequests:
         except RowError:
             return False
 
-    def begin(self, row_id: int, samples: Sequence[int], shard: int) -> Iterator[Request | RowResult]:
+    def begin(
+        self, row_id: int, samples: Sequence[int], shard: int, log: PartLog | None = None
+    ) -> Iterator[Request | RowResult]:
         """A request for each of a row's samples, or the row with its error. ``shard``: see
-        :class:`Request`."""
+        :class:`Request`; ``log``: the shard's, for steps on the way to a result."""
         text: str | None = None
         try:
             rendered = self._encoder.rendered(self._prompts.prompt(row_id))
@@ -193,8 +196,9 @@ class RowRequests:
                 **options,
             )
 
-    def end(self, completion: Completion) -> RowResult | Request:
-        """The row that a completion becomes, or the request of the next turn of its conversation."""
+    def end(self, completion: Completion, log: PartLog | None = None) -> RowResult | Request | None:
+        """The row that a completion becomes, or the request of the next turn of its conversation; None if
+        that is still to be known."""
         result = result_of(completion, self._thinking)
         if not self._prompts.has_turns:
             return result
@@ -221,13 +225,17 @@ class RowRequests:
         messages: list[dict[str, Any]] = []
         for index, completion in enumerate(done):
             text = self._prompts.turn(row_id, index)
-            answer = {"role": "assistant", "content": completion.text}
-            if self._thinking is not None:
-                # A template that shows the thinking of earlier turns reads it by this name.
-                found = self._thinking.of(completion)
-                answer["content"] = found["completion_answer"]
-                if found["completion_thinking"] is not None:
-                    answer["reasoning_content"] = found["completion_thinking"]
-            messages += [{"role": "user", "content": text}, answer]
+            messages += [{"role": "user", "content": text}, self._answer(completion)]
         messages.append({"role": "user", "content": self._prompts.turn(row_id, len(done))})
         return self._prompts.with_tools(row_id, messages)
+
+    def _answer(self, completion: Completion) -> dict[str, Any]:
+        """A completion as a message."""
+        answer = {"role": "assistant", "content": completion.text}
+        if self._thinking is not None:
+            # A template that shows the thinking of earlier turns reads it by this name.
+            found = self._thinking.of(completion)
+            answer["content"] = found["completion_answer"]
+            if found["completion_thinking"] is not None:
+                answer["reasoning_content"] = found["completion_thinking"]
+        return answer

@@ -28,6 +28,8 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completions = len(results) - len(errors)
     stats.num_cut_completions = sum(result.finish_reason == "length" for result in results)
     stats.num_looping_completions = sum(result.finish_reason == "repetition" for result in results)
+    stats.num_attempts = sum(result.rollout_attempts or 0 for result in results)
+    stats.num_rejected_tokens = sum(result.rollout_rejected_tokens or 0 for result in results)
     stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
     return stats.to_json()

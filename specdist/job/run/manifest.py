@@ -26,6 +26,7 @@ from specdist.models.passes.all_reduce import SUMS
 from specdist.models.passes.products import PRODUCTS
 from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
+from specdist.rollouts.pool import check_function
 from specdist.utils.packages import version_of
 
 # Stands for a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
@@ -54,6 +55,8 @@ def run_manifest(
     fingerprint = run_fingerprint(
         config, prompts, shards, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
+    if config.rollout is not None:
+        fingerprint["rollout_sha256"] = check_function(config.rollout)
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 
@@ -86,6 +89,7 @@ def run_fingerprint(
         **config.chat_fingerprint,
         **({} if config.turns_column is None else {"turns_column": config.turns_column}),
         **({} if prompts.template is None else prompts.template.fingerprint),
+        **config.rollout_fingerprint,
         # Earlier versions did not read it.
         **({"tools_column": TOOLS} if prompts.has_tools else {}),
         "num_rows": prompts.num_rows,

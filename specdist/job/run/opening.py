@@ -53,6 +53,11 @@ def _batch_options(config: GenerateConfig, prompts: Prompts) -> dict[str, Any]:
     batch = prompts.batch
     if batch is None:
         return {}
+    if config.rollout is not None:
+        raise UserError(
+            f"--rollout {config.rollout} cannot judge --prompts {config.prompts}: requests of OpenAI's batch "
+            "format get one answer each; leave it out, or give the messages in --messages_column"
+        )
     found: dict[str, Any] = {"prompt_column": BODY}
     if batch.options:
         found["row_options"] = [*(config.row_options or []), STRUCT]

@@ -7,7 +7,7 @@ import shlex
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.report import frozen_costs, loop_line
+from specdist.job.totals.report import frozen_costs, loop_line, rollout_line
 from specdist.job.totals.spending import options_of, price_text
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -26,7 +26,8 @@ def exactness(manifest: Manifest) -> str:
             if cache is None
             else f"distribution of the target with a {cache} cache"
         )
-        return f"exact: the completions follow the {own}"
+        chosen = ", of which --rollout keeps what it accepts" if settings.get("rollout") else ""
+        return f"exact: the completions follow the {own}{chosen}"
     reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
     return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
 
@@ -90,6 +91,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
         f"speed       {speed}",
         f"acceptance  {acceptance}; {exactness(folder.manifest)}",
         *([f"loops       {loop_line(looping, total.num_completions)}"] if looping else []),
+        *([f"rollout     {rollout_line(total)}"] if total.num_attempts else []),
     ]
 
 

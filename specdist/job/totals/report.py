@@ -41,6 +41,17 @@ def loop_line(num_looping: int, num_completions: int) -> str:
     return f"{_share(num_looping, num_completions)} ended in a loop (finish_reason repetition)"
 
 
+def rollout_line(total: Stats) -> str:
+    """A sentence on what a rollout function has judged."""
+    call_s = total.summary()["rollout_call_s"]
+    called = "" if call_s is None else f", {total.num_rollout_calls:,} calls of {call_s:.3g} s"
+    return (
+        f"{total.num_completions:,} of {total.num_attempts:,} attempts were accepted "
+        f"({total.num_completions / max(1, total.num_attempts):.0%}); {total.num_rejected_tokens:,} tokens "
+        f"were rejected{called}"
+    )
+
+
 def _share(number: int, num_completions: int) -> str:
     return f"{number:,} of {num_completions:,} completions ({number / max(1, num_completions):.0%})"
 

@@ -16,6 +16,8 @@ from specdist.data.leases.heartbeat import Beat, Watch, beat_path, replicas_in
 from specdist.data.leases.leases import Leases
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.shard import Stats
+from specdist.job.totals.report import rollout_line
 from specdist.job.totals.spending import options_of, price_text
 from specdist.job.totals.totals import Total, total_of
 from specdist.utils.errors import UserError
@@ -41,7 +43,8 @@ class RunStatus:
 
     ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
     from the replicas at work; None if there are none, or none has finished a row. ``costs``: what a million
-    tokens of finished shards cost, if that can be told; ``next_step``: where no replica is at work.
+    tokens of finished shards cost, if that can be told; ``next_step``: where no replica is at work;
+    ``rollout``: what the function has judged so far, of a run with one.
     """
 
     num_shards: int
@@ -58,6 +61,7 @@ class RunStatus:
     errors: dict[str, int]
     costs: str = ""
     next_step: str = ""
+    rollout: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -83,6 +87,7 @@ class RunStatus:
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
         lines += [f"costs     {self.costs}"] if self.costs else []
+        lines += [f"rollout   {self.rollout}"] if self.rollout else []
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
                 f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
@@ -123,13 +128,18 @@ class StatusReader:
         is_gone = functools.cache(self._is_gone)
         errors = Counter[str]()
         num_rows = num_tokens = num_waiting = 0
+        judged = Stats()
         # Before the completion records: a shard that is finished meanwhile counts as finished.
         begun = set(self._folder.begun_shards())
         self._see_done()
         for shard in range(plan.num_shards):
             if shard in self._done:
                 continue
-            rows = self._folder.part_logs(shard)[0] if shard in begun else []
+            rows, stats = self._folder.part_logs(shard) if shard in begun else ([], None)
+            judged.add(Stats.from_json(stats or {}))
+            judged.num_completions += sum(row.error is None for row in rows)
+            judged.num_attempts += sum(row.rollout_attempts or 0 for row in rows)
+            judged.num_rejected_tokens += sum(row.rollout_rejected_tokens or 0 for row in rows)
             num_rows += len(rows)
             num_tokens += sum(row.num_completion_tokens for row in rows)
             errors.update(error_kind(row.error) for row in rows if row.error is not None)
@@ -144,6 +154,7 @@ class StatusReader:
         num_expected = plan.num_completions
         info, words = self._folder.manifest.info, ["--config", str(self._folder.config_path)]
         is_idle = len(self._done) < plan.num_shards and all(map(is_gone, replicas_in(self._leases_folder)))
+        judged.add(self._total.stats)
         rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
         return RunStatus(
             num_shards=plan.num_shards,
@@ -160,6 +171,9 @@ class StatusReader:
             errors=dict((self._errors + errors).most_common()),
             costs=self._costs(),
             next_step=launch_line(info["world_size"], words, device=info["device"]) if is_idle else "",
+            rollout=f"{rollout_line(judged)}; {sum(beat.num_waiting for beat in beats):,} rows wait for one"
+            if "rollout" in self._folder.manifest.fingerprint
+            else "",
         )
 
     def _costs(self) -> str:
