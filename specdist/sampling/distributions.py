@@ -95,8 +95,8 @@ class OneHot:
         is_finite_N1 = scores_NV.gather(1, largest_N1).isfinite()
         return OneHot(largest_N1.where(is_finite_N1, NOT_FINITE)[:, 0])
 
-    def select(self, index_M: Tensor) -> OneHot:
-        return OneHot(self.token_ids_N[index_M])
+    def select(self, index_M: np.ndarray) -> OneHot:
+        return OneHot(self.token_ids_N[upload(self.device, index_M)[0]])
 
     def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
         """float64 probability of one token per distribution."""
@@ -110,16 +110,23 @@ class OneHot:
 
 @dataclass(frozen=True)
 class Dense:
-    """N distributions as rows of a float matrix; a row sums to 1 up to rounding."""
+    """N distributions as rows of a float matrix, or the lines ``lines_N`` of one, which are copied when they
+    are needed by themselves; a row sums to 1 up to rounding."""
 
-    probabilities_NV: Tensor
+    matrix_MV: Tensor
+    lines_N: np.ndarray | None = None
+
+    @cached_property
+    def probabilities_NV(self) -> Tensor:
+        lines = slice(None) if self.lines_N is None else upload(self.device, self.lines_N)[0]
+        return self.matrix_MV[lines]
 
     @property
     def device(self) -> torch.device:
-        return self.probabilities_NV.device
+        return self.matrix_MV.device
 
-    def select(self, index_M: Tensor) -> Dense:
-        return Dense(self.probabilities_NV[index_M])
+    def select(self, index_M: np.ndarray) -> Dense:
+        return Dense(self.matrix_MV, index_M if self.lines_N is None else self.lines_N[index_M])
 
     def probabilities_at(self, index_M: Tensor, token_ids_M: Tensor) -> Tensor:
         """float64 probability of each token in the distribution at its index."""

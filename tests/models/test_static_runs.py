@@ -131,7 +131,7 @@ def test_a_run_gives_what_single_steps_give(
             runner.forward(_batch(tokens, np.zeros(3, int), NUM_CACHED), [])
         expected = single_steps(plain, tokens, keys_of(seed), how)
         run = runner.runs.run(_batch(tokens, NUM_CACHED, NUM_LACKING), NUM_STEPS, keys_of(seed), how)
-        assert run is not None and run.columns_DCA.shape == (4, 5, 3)
+        assert run is not None and run.columns_DCA.shape == (max(NUM_STEPS), 5, 3)
         given.append((run.columns_DCA, run.columns_DCA.clone()))
         for slot, steps in enumerate(expected):
             for step, drawn in enumerate(steps):
@@ -150,6 +150,15 @@ def test_a_run_gives_what_single_steps_give(
         torch.testing.assert_close(found_after, wanted_after, atol=TOLERANCE, rtol=TOLERANCE)
     assert all(torch.equal(*columns) for columns in given)
     assert capturer.num_replays >= 3 and capturer.num_captures <= 4, "passes, and one run"
+
+
+@pytest.mark.parametrize(("rule", "family"), [("gumbel", "llama"), ("rejection", "falcon_h1")])
+def test_a_run_of_one_step_gives_what_that_step_gives(
+    rule: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no pass but the first, and recurrent layers are told of no other."""
+    monkeypatch.setattr(f"{__name__}.NUM_STEPS", np.ones(3, np.int64))
+    test_a_run_gives_what_single_steps_give(rule, family, {}, monkeypatch)
 
 
 def test_draws_scores_and_cache_are_of_the_same_run() -> None:
@@ -182,27 +191,32 @@ def test_draws_scores_and_cache_are_of_the_same_run() -> None:
         assert torch.equal(scores.gather(1, ids.long()[:, None])[:, 0].double(), probabilities)
 
 
-def test_a_run_reads_the_next_tokens_that_it_draws_first() -> None:
+@pytest.mark.parametrize("most_steps", [1, 4])
+def test_a_run_reads_the_next_tokens_that_it_draws_first(most_steps: int) -> None:
     """Those that the host would draw, in replays, too; in another order than the sequences', of one that was
-    not rejected, and of one that takes no part."""
+    not rejected, and of one that takes no part; the target's are lines of its pass, or a matrix."""
     model, how, slots = noisy_copy(tiny_model("llama")), draws("rejection"), np.array([2, 0, 1, 3])
     tokens = np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(3, 24))
     recorded = Acceleration(is_static=True, capturer=TapeCapturer())
     drawing, told = (runner_of(model, recorded, tokens).runs for _ in range(2))
+    num_steps = np.minimum(NUM_STEPS, most_steps)
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         target_WV, scores_MV = torch.rand(2, 4, how.vocab_size, generator=generator) ** 9
         keys = RandomKeys(2**40 * slots + seed, 5 + slots, slots * 3)
         lines = None if seed == 3 else np.array([3, -1, 0, 0])
-        next_draws = NextDraws(Dense(target_WV), keys, scores_MV, lines, slots)
+        own_lines = None if seed == 3 else np.array([4, 1, 5, 2])
+        of_pass = target_WV if own_lines is None else torch.rand(6, how.vocab_size, generator=generator)
+        of_pass[slice(None) if own_lines is None else own_lines] = target_WV
+        next_draws = NextDraws(Dense(of_pass, own_lines), keys, scores_MV, lines, slots)
         draft_WV = scores_MV if lines is None else scores_MV[lines] * torch.tensor([[1.0], [0], [1], [1]])
         drawn_W = sample_next_tokens(Dense(target_WV), keys, Dense(draft_WV))
         assert torch.equal(next_draws.token_ids_W, drawn_W) and len(drawn_W.unique()) > 2
         batch, ends = _batch(tokens, NUM_CACHED, NUM_LACKING), np.cumsum(NUM_LACKING) - 1
         batch.token_ids_T[ends] = FIRST_NEXT - np.array([1, 2, 0])
-        found = drawing.run(batch, NUM_STEPS, keys_of(seed), how, None, next_draws)
+        found = drawing.run(batch, num_steps, keys_of(seed), how, None, next_draws)
         batch.token_ids_T[ends] = drawn_W[[1, 2, 0]]
-        expected = told.run(batch, NUM_STEPS, keys_of(seed), how)
+        expected = told.run(batch, num_steps, keys_of(seed), how)
         assert torch.equal(next_draws.token_ids_W, drawn_W.double())
         assert torch.equal(found.columns_DCA[0], expected.columns_DCA[0])
 
@@ -251,12 +265,11 @@ def test_a_run_for_which_there_is_no_room_is_not_recorded(monkeypatch: pytest.Mo
 
 
 def test_what_counts_as_the_same_run() -> None:
-    """Columns of two steps: ids and probabilities of four sequences."""
-    expected = torch.tensor(
-        [[3.0, 4, 5, 6], [0.5, 0.5, 0.5, 0.5], [7.0, 8, 9, 1], [0.5, 0.5, 0.5, torch.nan]]
-    )
+    """Columns of two steps: ids and probabilities of four sequences; next tokens are not compared."""
+    last = [0.5, 0.5, 0.5, torch.nan]
+    expected = torch.tensor([[3.0, 4, 5, 6], [0.5] * 4, [7.0, 8, 9, 1], last, [2.0] * 4])
     all_of_them = np.full(4, 2)
-    near = expected + torch.tensor([0.0, 1e-6, 0.0, 1e-6])[:, None]
+    near = expected + torch.tensor([0.0, 1e-6, 0.0, 1e-6, 1.0])[:, None]
     error, most = difference_of_runs(near, expected, all_of_them, 1e-4)
     assert error <= most
     other = near.clone()
@@ -276,7 +289,7 @@ def test_what_counts_as_the_same_run() -> None:
 
 def test_what_takes_no_part_in_a_step_is_not_compared() -> None:
     """Two steps of two sequences, of which the second takes one, and padding beside them."""
-    expected = torch.tensor([[3.0, 4, 5], [0.5, 0.5, 0.5], [7.0, 8, 9], [0.5, 0.5, 0.5]])
+    expected = torch.tensor([[3.0, 4, 5], [0.5] * 3, [7.0, 8, 9], [0.5] * 3, [2.0] * 3])
     for place, is_same in (((1, 2), True), ((3, 2), True), ((3, 1), True), ((1, 1), False), ((3, 0), False)):
         other = expected.clone()
         other[place] = 0.6

@@ -100,7 +100,7 @@ def test_greedy_is_the_one_hot_distribution_through_the_same_path() -> None:
         for one, other in ((target, draft), (dense_target, dense_draft))
     )
     assert torch.equal(flags, dense_flags)
-    rejected = torch.nonzero(~flags)[:, 0]
+    rejected = np.flatnonzero(~flags)
     recovered = target.select(rejected).token_ids_N
     residual = recovered_distributions(dense_target.select(rejected), dense_draft.select(rejected))
     dense_recovered = residual.draw(uniforms[rejected])

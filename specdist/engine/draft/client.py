@@ -145,7 +145,7 @@ def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = N
             # Q has all mass on the candidate.
             rows = np.flatnonzero(rejected_ids_R[drawn] != NONE_REJECTED)
             rows_M, ids_M = upload(target_W.device, rows, rejected_ids_R[drawn][rows])
-            target_M = target_W.select(rows_M)
+            target_M = target_W.select(rows)
             draft_MV = torch.zeros_like(target_M.probabilities_NV).scatter_(1, ids_M[:, None], 1.0)
             sampled_W[rows_M] = sample_next_tokens(target_M, RandomKeys(*keys_3W[:, rows]), Dense(draft_MV))
         next_token_ids_R[drawn] = sampled_W.cpu().numpy()

@@ -34,7 +34,6 @@ from specdist.sampling.distributions import (
     count_accepted,
 )
 from specdist.sampling.random import Purpose, RandomKeys
-from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
 
 
@@ -199,20 +198,18 @@ class Verifier:
 
     def next_distributions(self, sequences: list[Sequence], next_token_ids_R: np.ndarray) -> Dense | None:
         """The target's distributions [W] after the tokens that the last pass has accepted, for the sequences
-        whose next token is ``DRAW``. One-hot ones become these tokens, in place; then there are none."""
+        whose next token is ``DRAW``, once. One-hot ones become these, in place; then there are none."""
+        found, self._next_distributions = self._next_distributions, None
         drawn = [sequence for sequence in sequences if sequence.forced_next_token is None]
         if not drawn:
             return None
-        found = self._next_distributions
         assert found is not None
         if drawn != self._next_sequences:
             index_of = {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
-            index_W = np.array([index_of[sequence.order] for sequence in drawn], np.int64)
-            found = found.select(*upload(found.device, index_W))
+            found = found.select(np.array([index_of[sequence.order] for sequence in drawn], np.int64))
         if isinstance(found, Dense):
             return found
-        is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
-        next_token_ids_R[is_drawn_R] = found.token_ids_N.cpu().numpy()
+        next_token_ids_R[next_token_ids_R == DRAW] = found.token_ids_N.cpu().numpy()
         return None
 
     def verify(

@@ -109,7 +109,7 @@ class FullDistributions:
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         if self._token_ids_N is not None:
             return OneHot(torch.from_numpy(self._token_ids_N[index_W]))
-        return self.distributions_N.select(*upload(self.distributions_N.device, index_W))
+        return self.distributions_N.select(index_W)
 
 
 class LocalTarget:

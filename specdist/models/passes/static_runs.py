@@ -41,14 +41,14 @@ from specdist.sampling.distributions import Dense, NextDraws, recovered_distribu
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from specdist.utils.trial import tolerance_of
 
-# Steps of a recorded run; a recorded single step is an ordinary pass. Each has graphs of its own.
-RECORDED_LENGTHS = (2, 4, 8)
+# Steps of a recorded run. Each number has graphs of its own.
+RECORDED_LENGTHS = (1, 2, 4, 8)
 LONGEST_RUN = RECORDED_LENGTHS[-1]
-# Beside those of single passes. What would need more takes single steps.
-MAX_RUN_GRAPHS = 64
+# Beside those of single passes. What would need more takes single passes.
+MAX_RUN_GRAPHS = 80
 # Numbers of int32: streams, positions and misses of the sequences' random numbers have eight bytes; so have
-# those of next tokens, their lines of scores, and whether there is one.
-NUM_KEYS, KEY_NUMBERS = 2 * 3, 2
+# those of next tokens, whether one was rejected there, and the lines of P and Q.
+NUM_KEYS, KEY_NUMBERS = 3 + 4, 2
 # Columns of a step besides token ids. They are compared where the tokens drawn before are the same.
 LEAST_EQUAL_DRAWS = 0.5
 
@@ -62,8 +62,8 @@ class DraftedRun(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Inputs of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [2, 3, S], of
-    first draws and of next tokens; ``told``: to recurrent layers, [5, D - 1, S] or nothing."""
+    """Inputs of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [7, S], 3 of
+    first draws and 4 of next tokens; ``told``: to recurrent layers, [5, D - 1, S] or nothing."""
 
     positions: Tensor
     cache_index: Tensor
@@ -140,9 +140,8 @@ class StaticRuns:
         bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_A), num_rows)
         num_next = 0 if next_draws is None else len(next_draws.slots_W)
         key = bucket, num_steps, draws, num_next > 0
-        if bucket is None or (self._graphs.is_full and not self._graphs.is_known(key)):
-            return None
-        if num_next > bucket.num_logits:
+        has_room = self._graphs.is_known(key) or not self._graphs.is_full
+        if bucket is None or num_next > bucket.num_logits or not has_room:
             return None
         batch = for_layers(batch, self._table, self._rope_border)
         self._passes.pack(bucket, batch, segments, ends_A, self._table.pages, num_more_keys_A)
@@ -150,12 +149,12 @@ class StaticRuns:
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
         if next_draws is not None:
-            target_WV = next_draws.target_W.probabilities_NV
+            both = next_draws.target_W.matrix_MV, next_draws.scores_MV
             if is_new:
-                self._next[key] = self._memory("next", (2, bucket.num_logits, draws.vocab_size), target_WV)
-            self._next[key][0, :num_next].copy_(target_WV)
-            lines_W = self._inputs(bucket, num_steps).keys[1, 1, :num_next]
-            torch.index_select(next_draws.scores_MV, 0, lines_W, out=self._next[key][1, :num_next])
+                self._next[key] = self._memory("next", (2, bucket.num_logits, draws.vocab_size), both[0])
+            for part, own_SV in enumerate(self._next[key]):
+                lines_W = self._inputs(bucket, num_steps).keys[part - 2, :num_next]
+                torch.index_select(both[part], 0, lines_W, out=own_SV[:num_next])
         told: list[Tensor] = []
         if self._passes.states is not None:
             told = [self._passes.told_of(bucket), self._inputs(bucket, num_steps).told]
@@ -205,14 +204,15 @@ class StaticRuns:
         positions[lines] = model_positions(drawn.slots_T, positions_T, self._table, self._rope_border)
         cache_index[lines] = slot_mapping(drawn, self._table.pages, page_size)
         used[lines] = positions_T + 1
-        if passes.states is not None:
+        if passes.states is not None and len(told):
             self._pack_told(passes.states, told, slots_A, num_keys_A, num_steps_A)
-        words = np.zeros((2, 3, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
-        words[0, :, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
+        words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
+        words[:3, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
         if next_draws is not None:
             numbers_W = next_draws.keys_W.uniforms(Purpose.NEXT_TOKEN).numpy().view(np.int64)
-            lines_W = np.arange(len(numbers_W)) if next_draws.lines_W is None else next_draws.lines_W
-            words[1, :, : len(numbers_W)] = numbers_W, np.maximum(lines_W, 0), lines_W >= 0
+            given, all_W = (next_draws.target_W.lines_N, next_draws.lines_W), np.arange(len(numbers_W))
+            target_W, draft_W = (all_W if lines_W is None else lines_W for lines_W in given)
+            words[3:, : len(numbers_W)] = numbers_W, draft_W >= 0, target_W, np.maximum(draft_W, 0)
         key_words[:] = words.view(np.int32).ravel()
         return sum(lengths)
 
@@ -235,22 +235,22 @@ class StaticRuns:
 
     def _inputs(self, bucket: Bucket, num_steps: int) -> _Inputs:
         """Views of the device's buffer."""
-        num_rows = bucket.num_logits
+        num_rows, room = bucket.num_logits, aligned(bucket.num_logits)
         lengths = lengths_of(num_rows, num_steps, bucket.has_states)
         first = sum(bucket.part_lengths)
         *parts, starts, keys, told = self._passes.staging.buffer[first : first + sum(lengths)].split(lengths)
-        positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
-        keys_23S = keys.view(torch.int64).view(2, 3, -1)[:, :, :num_rows]
-        told_5DS = told.view(NUM_STATE_ARGUMENTS, num_steps - 1, -1)[:, :, :num_rows]
-        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_23S, told_5DS)
+        positions, cache_index, used = (part.view(num_steps - 1, room)[:, :num_rows] for part in parts)
+        keys_7S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
+        told_5DS = told.view(NUM_STATE_ARGUMENTS, num_steps - 1, bucket.has_states * room)[:, :, :num_rows]
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_7S, told_5DS)
 
     @torch.inference_mode()
     def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
-        """[D × C, S]: the columns of all steps, and next tokens. Scores have memory of their own."""
+        """[D × C + 1, S]: the columns of all steps, and next tokens, if any. Scores have their own memory."""
         passes, num_rows = self._passes, bucket.num_logits
         inputs = self._inputs(bucket, num_steps)
         positions, cache_index = inputs.positions.long(), inputs.cache_index.long()
-        stream_keys_S, firsts_S, num_misses_S = inputs.keys[0]
+        stream_keys_S, firsts_S, num_misses_S, numbers_S, is_rejected_S = inputs.keys[:5]
         drawn_positions_DS = firsts_S + torch.arange(num_steps, device=firsts_S.device)[:, None]
         uniforms_DS = None
         if draws.settings.is_random:
@@ -258,7 +258,6 @@ class StaticRuns:
         lines_S = torch.arange(num_rows, device=firsts_S.device)
         next_ids_S: Tensor | None = None
         if key in self._next:
-            numbers_S, _, is_rejected_S = inputs.keys[1]
             target_SV, draft_SV = self._next[key]
             draft_S = Dense(draft_SV.where(is_rejected_S[:, None] > 0, 0.0))
             next_ids_S = recovered_distributions(Dense(target_SV), draft_S).draw(numbers_S.view(torch.double))
@@ -295,7 +294,7 @@ class StaticRuns:
                 self._scores[key] = self._memory("scores", shape, scores_SV)
             if draws.keeps_scores:
                 self._scores[key][step].copy_(scores_SV)
-        return torch.stack(columns if next_ids_S is None else [*columns, next_ids_S.double()])
+        return torch.stack([*columns, columns[0] if next_ids_S is None else next_ids_S.double()])
 
     def _memory(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Outside of all graphs; those that were recorded earlier keep using the smaller one."""
@@ -307,16 +306,16 @@ class StaticRuns:
 
 
 def steps_of(columns: Tensor, num_steps: int) -> Tensor:
-    """[D, C, S]: the columns of a run's steps, of which there are more than one if next tokens follow."""
-    return columns[: len(columns) // num_steps * num_steps].view(num_steps, -1, columns.shape[1])
+    """[D, C, S]: the columns of a run's steps, without the next tokens."""
+    return columns[:-1].view(num_steps, -1, columns.shape[1])
 
 
 def difference_of_runs(
     found: Tensor, expected: Tensor, num_steps_A: np.ndarray, tolerance: float
 ) -> tuple[float, float]:
-    """The difference, as of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally
-    likely, rounding decides, and what follows is not compared; but most first draws must be equal. Nor is
-    compared what takes no part in a step: it reads what earlier runs have left in the scratch page."""
+    """The difference, as of a graph's replay, from columns [D × C + 1, S]. Where two tokens are nearly
+    equally likely, rounding decides, and what follows is not compared; but most first draws must be equal.
+    Nor is compared what takes no part in a step: it reads what earlier runs have left in the scratch page."""
     num_steps, num_rows = int(num_steps_A.max()), len(num_steps_A)
     found_DCA, expected_DCA = (steps_of(columns, num_steps)[:, :, :num_rows] for columns in (found, expected))
     is_equal_DA = (found_DCA[:, 0] == expected_DCA[:, 0]).cumprod(dim=0).bool()

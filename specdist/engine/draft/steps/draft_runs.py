@@ -67,7 +67,7 @@ class DraftRuns:
         self.pass_counts = PassCounts()
         self.pending: NextDraws | None = None
         # The longest recorded run of at most so many steps, by number of steps.
-        lengths = {1, *RECORDED_LENGTHS, max_draft_tokens}
+        lengths = {*RECORDED_LENGTHS, max_draft_tokens}
         self._recorded_lengths = [
             max((length for length in lengths if length <= number), default=1)
             for number in range(LONGEST_RUN + 1)
@@ -92,10 +92,8 @@ class DraftRuns:
                 keep_A = np.isin(drafting.active_A, active_indices[0], assume_unique=True)
                 drafting.active_A = active_indices[0]
                 drafting.last_step = drafting.last_step and drafting.last_step.select(keep_A)
-            length = 1
-            if self._runner.runs is not None:
-                length = self._recorded_lengths[min(len(active_indices), LONGEST_RUN)]
-            run = self._replay(drafting, first, active_indices[:length]) if length > 1 else None
+            length = self._recorded_lengths[min(len(active_indices), LONGEST_RUN)]
+            run = self._replay(drafting, first, active_indices[:length])
             if run is None:
                 run = LaunchedSteps.of(self._step(drafting, first, active_indices[0]), first)
             launched.append(run)
@@ -107,6 +105,8 @@ class DraftRuns:
         self, drafting: Drafting, depth: int, active_indices: list[np.ndarray]
     ) -> LaunchedSteps | None:
         """Replay steps, whose sequences are among those of the first; None if they cannot be recorded."""
+        if self._runner.runs is None or self._pipeline is not None:
+            return None
         active_A = active_indices[0]
         places = drafting.places(active_A, depth)
         first, _, features_3A = self._inputs(places, drafting.last_step)
@@ -114,7 +114,6 @@ class DraftRuns:
         keys = self._draft_state.random_keys(*places)
         pending = self.pending if drafting.last_step is None else None
         self._draft_state.scores.own()
-        assert self._runner.runs is not None
         run = self._runner.runs.run(first, takes_part_DA.sum(axis=0), keys, self._draws, features_3A, pending)
         if run is None:
             return None
