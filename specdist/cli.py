@@ -10,11 +10,12 @@ import contextlib
 import difflib
 import inspect
 import logging
+import math
 import os
 import shlex
 import sys
 import time
-from argparse import RawTextHelpFormatter
+from argparse import ArgumentTypeError, RawTextHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,7 +28,7 @@ from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
 
 PROGRAM = "specdist"
-INTERRUPTED = 130
+INTERRUPTED, OUTPUT_CLOSED = 130, 141
 WATCH_S = 5.0
 
 
@@ -81,6 +82,13 @@ class Command:
         """Run it with the program's arguments, and end this process with the exit code."""
         try:
             code = self()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if self.is_rank:
+                raise
+            # Whoever read stdout has gone, as head does.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = OUTPUT_CLOSED
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = INTERRUPTED
@@ -186,9 +194,16 @@ def _status(parser: CommandParser) -> None:
     """
     parser.add_argument("output", help="folder of the run, or its URL")
     parser.add_argument(
-        "--watch", type=float, nargs="?", const=WATCH_S, metavar="SECONDS",
+        "--watch", type=_seconds, nargs="?", const=WATCH_S, metavar="SECONDS",
         help=f"repeat every so many seconds until the run is complete (default: {WATCH_S:g})",
     )  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ArgumentTypeError(f"{text} is no number of seconds above 0; the run's folder comes before --watch")
 
 
 def _merge(parser: CommandParser) -> None:

@@ -40,6 +40,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import output_schema, results_table
 from specdist.job.ranks.signals import EXIT_STOPPED, GRACE_S, LAUNCHER_VARIABLES
 from specdist.job.rows.output_columns import column_options
+from specdist.job.totals.spending import options_of
 from specdist.results.runs import load_run
 from specdist.utils.errors import DISK_FULL, USAGE_ERROR, UserError
 
@@ -114,6 +115,7 @@ class Generation:
         options = column_options(config)
         self._schema = output_schema(inputs.schema, is_exact=config.is_exact, options=options)
         self._run, self._num_samples = RunFolder(Path(config.output)), config.num_samples
+        self._prompts, self._is_same_run = config.prompts, False
         # Also at the end of the program.
         weakref.finalize(self, _end, replicas, folder)
 
@@ -127,7 +129,7 @@ class Generation:
             while not self._is_complete(done):
                 # Asked before the folder is read: what they have finished is in it.
                 is_over = self._is_over()
-                for row in self._new_rows(seen, done):
+                for row in self._new_rows(seen, done) if is_over or self._is_compared() else ():
                     bar.update()
                     yield row
                 if is_over and not self._is_complete(done):
@@ -157,6 +159,11 @@ class Generation:
 
     def _is_complete(self, done: set[int]) -> bool:
         return self._run.manifest_path.is_file() and len(done) == self._run.plan().num_shards
+
+    def _is_compared(self) -> bool:
+        """Whether a replica has opened the folder with this call's options, and refused no run of others."""
+        self._is_same_run |= options_of(self._run.config_path).get("prompts") == self._prompts
+        return self._is_same_run
 
     def _is_over(self) -> bool:
         """Whether all replicas have ended; starts them first. Raises for the failure of all."""

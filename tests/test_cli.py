@@ -100,7 +100,19 @@ def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
         ("merge run --zzz --output there", "--zzz is not an option; --help lists all options"),
         ("merge --output there", "run must be given"),
         ("show one two", "two is not an option: a value without an option"),
-        ("show --rows few", "--rows: invalid int value: 'few'"),
+        (
+            "generate run.yaml",
+            "run.yaml is not an option: a value without an option; did you mean --config run.yaml?",
+        ),
+        (
+            "status --watch run",
+            "--watch: run is no number of seconds above 0; the run's folder comes before --watch",
+        ),
+        (
+            "status run --watch -1",
+            "--watch: -1 is no number of seconds above 0; the run's folder comes before --watch",
+        ),
+        ("show --rows few", "--rows: 'few' is not a whole number"),
     ],
 )
 def test_every_command_tells_a_mistake_in_one_line(
@@ -178,13 +190,23 @@ def test_ranks_end_at_once_with_their_exit_code() -> None:
         assert found.stderr == ("interrupted\n" if ended == STOPPED else "")
 
 
+def test_a_command_whose_reader_has_gone_ends_without_a_traceback() -> None:
+    """As with ``specdist show --schema | head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "specdist.cli", "show", "--schema"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=REPOSITORY)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
 def test_the_installed_command_runs_as_it_is_typed() -> None:
     """Its parsers know the program's name, and the exit code of a rank is that of its command."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     assert '[project.scripts]\nspecdist = "specdist.cli:main"\n' in text
     for words, code, begin in (
         (["show", "--help"], 0, "usage: specdist show [-h]"),
-        (["generate", "--seed", "x"], 2, "error: --seed: invalid int value: 'x'"),
+        (["generate", "--seed", "x"], 2, "error: --seed: 'x' is not a whole number"),
     ):
         command = [sys.executable, "-m", "specdist.cli", *words]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)

@@ -70,6 +70,11 @@ def test_a_loop_that_is_left_leaves_no_process_and_another_call_goes_on(pair: Pa
     assert not is_there(process_id) and not process_ids(rows)
     again = list(call(pair, **options))
     assert len(again) == 10 and first in again
+    # Not even its first row is shown to a call that the job refuses for another's folder.
+    with pytest.raises(UserError, match="holds a run with different settings"):
+        next(iter(call(pair, **options | {"seed": 1})))
+    with pytest.raises(UserError, match="holds a run with different settings"):
+        next(iter(call(pair, ["other", "rows"], **options)))
 
 
 def test_what_a_replica_refuses_is_raised_here(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import inspect
 import itertools
@@ -142,12 +143,21 @@ class CommandParser(argparse.ArgumentParser):
         for word in itertools.takewhile(lambda word: word != "--", arguments):
             name = word.split("=")[0]
             if name.startswith("--") and name not in self._option_string_actions:
-                raise UserError(f"{name} is not an option{self.nearest(name[2:])}")
+                self._refuse(name)
+        if arguments and not arguments[0].startswith("-") and not self._get_positional_actions():
+            self._refuse(arguments[0])
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
-            known = self.nearest(unknown[0][1:]) if unknown[0][0] == "-" else ": a value without an option"
-            raise UserError(f"{unknown[0]} is not an option{known}")
+            self._refuse(unknown[0])
         return namespace
+
+    def _refuse(self, word: str) -> NoReturn:
+        if word.startswith("-"):
+            told = self.nearest(word.lstrip("-"))
+        else:
+            meant = f"; did you mean --config {word}?" if word.endswith((".yaml", ".yml")) else ""
+            told = f": a value without an option{meant}"
+        raise UserError(f"{word} is not an option{told}")
 
     def nearest(self, name: str) -> str:
         """A remedy for a name that is not an option's."""
@@ -163,8 +173,15 @@ class CommandParser(argparse.ArgumentParser):
             raise UserError(
                 f"{names} must be given" if missing != message else f"{message}; {self.all_options}"
             )
-        place = self.places.get(match[1][2:])
-        raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
+        name, told = match.groups()
+        told = re.sub(r"^invalid int value: (.*)", r"\1 is not a whole number", told)
+        told = re.sub(r"^invalid float value: (.*)", r"\1 is not a number", told)
+        if chosen := re.match(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", told):
+            choices = re.findall(r"[\w./-]+", chosen[2])
+            near = difflib.get_close_matches(chosen[1], choices, n=1)
+            told += f": did you mean {near[0]}?" if near else ""
+        place = self.places.get(name[2:])
+        raise UserError(f"{name}: {told}" + (f" ({place})" if place else ""))
 
 
 class OptionParser(HfArgumentParser, CommandParser):

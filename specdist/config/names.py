@@ -14,7 +14,17 @@ ELSEWHERE = {
     "tensor_parallel_size": "tp_size",
     "speculative_model": "draft",
     "assistant_model": "draft",
+    "draft_model": "draft",
     "num_speculative_tokens": "num_draft_tokens",
+    "num_assistant_tokens": "num_draft_tokens",
+    "num_return_sequences": "num_samples",
+    "batch_size": "max_num_seqs",
+    "dataset": "prompts",
+    "input": "prompts",
+    "input_file": "prompts",
+    "output_dir": "output",
+    "stop_strings": "stop",
+    "temp": "temperature",
     "kv_cache_dtype": "cache_dtype",
     "quantization": "target_quantization",
     "gpu_memory_utilization": "cache_memory",
@@ -39,6 +49,8 @@ def nearest_option(name: str, names: Collection[str]) -> str | None:
 
 def launch_line(num_processes: int | str, words: Sequence[str], *, device: str = "auto") -> str:
     """What to type to start so many ranks of the main job with these options."""
+    if num_processes == 1:  # which needs no launcher
+        return shlex.join(["python", "jobs/generate.py", *words])
     accelerate = f"jobs/accelerate/{'cpu' if device == 'cpu' else 'gpu5'}.yaml"
     options = ["--config_file", accelerate, "--num_processes", str(num_processes)]
     return shlex.join(["accelerate", "launch", *options, "jobs/generate.py", *words])

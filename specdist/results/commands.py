@@ -14,6 +14,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
+from specdist.data.store.files import writing
 from specdist.job.totals.closing import summary_lines
 from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
@@ -90,10 +91,8 @@ def merge(given: Namespace) -> tuple[str, None]:
         from specdist.job.rows.openai_results import write_results
 
         write, things = write_results, "results"
-    try:
+    with writing(given.output):
         number = write(RunFolder(mirrored(given.run)), given.output, overwrite=given.overwrite)
-    except OSError as error:
-        raise UserError(str(error)) from error
     return f"{number:,} {things} in {given.output}", None
 
 

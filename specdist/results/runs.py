@@ -56,12 +56,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) if the folder is not that of a run, or a
     file of a finished shard is damaged.
     """
-    folder = RunFolder(mirrored(path))
-    if not folder.manifest_path.is_file():
-        raise UserError(
-            f"{path} is not the folder of a run: it has no manifest.json. Give what --output was when "
-            "jobs/generate.py wrote it"
-        )
+    folder = RunFolder(Path(mirrored(path)))
     manifest = folder.manifest
     if "kind" in manifest.fingerprint or "exact" not in manifest.info:
         raise UserError(

@@ -57,7 +57,7 @@ def test_an_unfinished_run_says_what_is_missing(tmp_path: Path, caplog: pytest.L
     path = write_run(tmp_path / "run", (0, 2)).path
     with caplog.at_level(logging.WARNING):
         run = specdist.load_run(path)
-    assert "not complete: 1 of 3 shards are missing (1); start the run's command again" in caplog.text
+    assert "not complete: 1 of 3 shards are missing (1); unless it is at work" in caplog.text
     assert not run.is_complete and run.missing_shards == (1,)
     assert sorted(set(run.dataset["row_id"])) == [0, 1, 2, 6]
     assert run.statistics["complete"] is False

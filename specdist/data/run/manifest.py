@@ -103,12 +103,17 @@ class Manifest:
 
     @staticmethod
     def read(path: Path) -> Manifest:
-        """Raises :class:`UserError` if the file is not a manifest, or one of a newer format."""
+        """Raises :class:`UserError` if there is no such file, or it is no manifest, or of a newer format."""
         try:
             values = parse_object(path.read_bytes())
             version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]
             if not (type(version) is int and isinstance(fingerprint, dict) and isinstance(info, dict)):
                 raise TypeError("a field has the wrong type")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(
+                f"{path.parent} is not the folder of a run: it has no {path.name}. Give what --output was; a "
+                "run that has just been started writes this file after its first checks"
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is not a readable manifest of a run ({error!r}): use another --output; to keep the "

@@ -265,7 +265,7 @@ class RunFolder:
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         return (
             f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
-            f"({shown}); start the run's command again to finish it"
+            f"({shown}); unless it is at work (python jobs/status.py {self.path}), start its command again"
         )
 
     def sweep(self, shard: int) -> None:

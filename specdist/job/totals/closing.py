@@ -61,7 +61,8 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{num_kept:,} in unfinished shards"
         )
     else:
-        rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
+        shards = "1 finished shard" if plan.num_shards == 1 else f"{plan.num_shards} finished shards"
+        rows = f"{num_finished:,} of {num_expected:,}, in {shards}"
     errors, speed = "none", "nothing was generated"
     acceptance = f"nothing was drafted: {_why_not(folder) if total.num_completion_tokens else 'no tokens'}"
     figures = total.summary(num_devices)

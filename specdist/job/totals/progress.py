@@ -67,7 +67,7 @@ class Progress:
             self._line_at = now
             left_s = (self._num_total - self._num_done) * (now - self._start) / self._num_new
             line = "%d of %d rows, %s, about %.0f min left"
-            logger.info(line, self._num_done, self._num_total, self._rates(), left_s / 60)
+            logger.info(line, self._num_done, self._num_total, self._rates(), max(1.0, left_s / 60))
 
     def close(self) -> None:
         self._bar.close()

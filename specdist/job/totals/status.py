@@ -20,7 +20,6 @@ from specdist.data.stats.shard import Stats
 from specdist.job.totals.report import rollout_line
 from specdist.job.totals.spending import options_of, price_text
 from specdist.job.totals.totals import Total, total_of
-from specdist.utils.errors import UserError
 
 # For replicas that have left no heartbeat.
 SILENT_AFTER_S = 60.0
@@ -118,8 +117,6 @@ class StatusReader:
 
     def read(self) -> RunStatus:
         """Raises :class:`UserError` if there is no run."""
-        if not self._folder.manifest_path.is_file():
-            raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
         plan = self._folder.plan()
         leased = self._leases.look().shards if self._leases_folder.is_dir() else {}
         running: list[HeldShard] = []

@@ -275,6 +275,8 @@ def _refuse_code(option: str, name: str, path: Path) -> None:
 
 def from_hub(option: str, name: str, patterns: list[str]) -> Path:
     """The folder with these files. Raises :class:`UserError`."""
+    if Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise UserError(f"{option} {name} is not a folder here: check the spelling, or name one of the hub")
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:

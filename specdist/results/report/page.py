@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdist.data.run.manifest import seed_says
-from specdist.data.store.files import write_atomically
+from specdist.data.store.files import write_atomically, writing
 from specdist.job.totals.spending import NOT_COMPARED, chosen_options, price_per_million
 from specdist.results.report.figures import RUN_COLOURS, draw_figures
 from specdist.results.report.runs import ReportedRun, labels_of, read_run
@@ -61,13 +61,11 @@ def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> Writ
     ]
     pictures = draw_figures(runs)
     content = make_page(runs, pictures).encode("utf-8", "replace")
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files = {f"{name}.png": picture for name, picture in pictures.items()} | {PAGE_FILE: content}
         for name, data in files.items():
             write_atomically(folder / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
-    except OSError as error:
-        raise UserError(f"the report cannot be written to {folder}: {error}") from error
     return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
 
 
