@@ -32,6 +32,14 @@ class Answer:
     messages: list[dict[str, Any]] = field(default_factory=list)
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        values = {**self.columns, "messages": self.messages, "reason": self.reason}
+        try:
+            for name, value in values.items():  # noqa: B007
+                json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{name} cannot be written as JSON: {error}") from None
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -46,54 +54,36 @@ def accept(score: float | None = None, **columns: Any) -> Answer:
     output's row, values that JSON has."""
     is_number = score is None or (isinstance(score, Real) and math.isfinite(score))
     _check(is_number, "score", score, "a finite number or None")
-    for name, value in columns.items():
-        _check_json(f"column {name!r}", value)
     return Answer(kind="accept", score=None if score is None else float(score), columns=columns)
 
 
 def reject(reason: str) -> Answer:
     """Generate another completion in place of this one."""
-    _check_reason(reason)
-    return Answer(kind="reject", reason=reason)
+    return Answer(kind="reject", reason=_checked(reason))
 
 
 def messages(messages: list[dict[str, Any]]) -> Answer:
     """Go on: these messages follow the completion, and the model answers them. Each has a ``role`` of
     :data:`ROLES` and a text as ``content``; what else it has is for the chat template."""
-    is_list = isinstance(messages, list) and bool(messages)
-    _check(is_list, "messages", messages, "a list of one or more dicts")
+    _check(isinstance(messages, list) and messages != [], "messages", messages, "a list of one or more dicts")
     for place, message in enumerate(messages):
         _check(isinstance(message, dict), f"message {place}", message, "a dict")
         role, content = message.get("role"), message.get("content")
         _check(role in ROLES, f"the role of message {place}", role, f"one of {', '.join(ROLES)}")
         _check(isinstance(content, str), f"the content of message {place}", content, "a text")
-        _check_json(f"message {place}", message)
     return Answer(kind="messages", messages=messages)
 
 
 def give_up(reason: str) -> Answer:
     """End this row without a completion."""
-    _check_reason(reason)
-    return Answer(kind="give_up", reason=reason)
+    return Answer(kind="give_up", reason=_checked(reason))
 
 
-def failed(reason: str) -> Answer:
-    """The user's function has failed; not for the function itself."""
-    return Answer(kind="error", reason=reason)
-
-
-def _check_reason(reason: Any) -> None:
+def _checked(reason: str) -> str:
     _check(isinstance(reason, str) and bool(reason.strip()), "reason", reason, "a text that is not empty")
-    _check_json("reason", reason)
+    return reason
 
 
 def _check(fits: bool, name: str, value: Any, rule: str) -> None:
     if not fits:
         raise ValueError(f"{name} is {value!r:.60}, but it should be {rule}")
-
-
-def _check_json(name: str, value: Any) -> None:
-    try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} cannot be written as JSON: {error}") from None

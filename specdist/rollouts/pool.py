@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import queue
 import signal
 import socket
 import subprocess
@@ -14,100 +13,83 @@ import sys
 import threading
 import time
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from specdist.rollout import Answer, failed
+from specdist.rollout import Answer
 from specdist.utils.errors import UserError, first_line
 
 MAX_IMPORT_S = 120.0
 START = "import sys; sys.path[:] = {}; from specdist.rollouts.worker import main; main({}, {}, {!r})"
-# No GPU, one thread, and none of the run's ranks.
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-    "RANK": "0", "LOCAL_RANK": "-1", "WORLD_SIZE": "1",
-}  # fmt: skip
+# One thread, no GPU, and no part in the run's world.
+ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "WORLD_SIZE"), "1")
+ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "LOCAL_RANK": "-1"}
 
 
 class RolloutPool:
-    """Up to ``num_workers`` processes, started as calls come; one that takes longer than ``timeout_s`` for a
-    call is replaced. A thread of this process waits for each."""
+    """Up to ``num_workers`` processes, started as calls come, each with a thread that waits for it. One that
+    takes longer than ``timeout_s`` for a call is replaced. ``num_waiting`` calls were submitted and not yet
+    returned by :meth:`poll`."""
 
     def __init__(self, function: str, *, num_workers: int, timeout_s: float) -> None:
-        self._function, self._num_workers, self._timeout_s = function, num_workers, timeout_s
-        self._calls: queue.SimpleQueue[tuple[Hashable, bytes] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Hashable, Answer, float]] = queue.SimpleQueue()
-        self._num_waiting = 0
-        self._threads: list[threading.Thread] = []
-        self._workers: dict[int, _Worker] = {}
-        self._starting, self._is_closed = threading.Lock(), False
-
-    @property
-    def num_waiting(self) -> int:
-        """Calls that were submitted and not yet returned by :meth:`poll`."""
-        return self._num_waiting
+        self._function, self._timeout_s = function, timeout_s
+        self._threads, self._of_thread = ThreadPoolExecutor(num_workers, "rollout"), threading.local()
+        self._answers: SimpleQueue[tuple[Hashable, Answer, float]] = SimpleQueue()
+        self._workers: set[_Worker] = set()
+        self.num_waiting, self._is_closed = 0, False
 
     def submit(self, key: Hashable, row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Never waits."""
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
-            self._calls.put((key, pickle.dumps((row, messages))))
+            self._threads.submit(self._call, key, pickle.dumps((row, messages)))
         except Exception as error:
-            self._answers.put((key, failed(f"the row cannot be sent to a process: {first_line(error)}"), 0.0))
-        if len(self._threads) < min(self._num_waiting, self._num_workers):
-            self._threads.append(threading.Thread(target=self._serve, name="rollout", daemon=True))
-            self._threads[-1].start()
+            reason = f"the row cannot be sent to a process: {first_line(error)}"
+            self._answers.put((key, Answer(kind="error", reason=reason), 0.0))
 
     def poll(self, wait_s: float = 0.0) -> list[tuple[Hashable, Answer, float]]:
-        """Key, answer and seconds of each call that is answered. Waits at most so long for the first, and
-        not if there is none to come."""
+        """Key, answer and the function's seconds of each call that is answered. Waits at most so long for the
+        first, and not if there is none to come."""
         found: list[tuple[Hashable, Answer, float]] = []
-        with contextlib.suppress(queue.Empty):
-            while len(found) < self._num_waiting:
+        with contextlib.suppress(Empty):
+            while len(found) < self.num_waiting:
                 found.append(self._answers.get(timeout=0.0 if found else wait_s))
-        self._num_waiting -= len(found)
+        self.num_waiting -= len(found)
         return found
 
     def close(self) -> None:
         """End all processes, also those that the function has started."""
-        with self._starting:
-            self._is_closed = True
-        for worker in list(self._workers.values()):
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self._workers):
             worker.kill()
-        for _ in self._threads:
-            self._calls.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown()
 
-    def _serve(self) -> None:
-        worker: _Worker | None = None
-        while (call := self._calls.get()) is not None:
-            key, content = call
-            begun_s = time.monotonic()
-            try:
-                if worker is None:
-                    worker = self._started()
-                values, seconds = worker.ask(self._timeout_s, content)
-                answer = Answer.from_json(values)
-            except Exception as error:
-                worker, answer, seconds = None, failed(str(error)), time.monotonic() - begun_s
-                self._workers.pop(threading.get_ident(), None)
-            self._answers.put((key, answer, seconds))
-        if worker is not None:
-            worker.end()
-
-    def _started(self) -> _Worker:
-        with self._starting:
-            if self._is_closed:
-                raise UserError("the run has ended")
-            worker = self._workers[threading.get_ident()] = _Worker(self._function)
-        worker.load()
-        return worker
+    def _call(self, key: Hashable, content: bytes) -> None:
+        worker, begun_s = getattr(self._of_thread, "worker", None), time.monotonic()
+        try:
+            if worker is None:
+                worker = _Worker(self._function)
+                self._workers.add(worker)
+                if self._is_closed:
+                    worker.kill()
+                worker.load()
+                begun_s = time.monotonic()
+            values, seconds = worker.ask(self._timeout_s, content)
+            answer = Answer.from_json(values)
+        except Exception as error:
+            self._workers.discard(worker)
+            answer, seconds = Answer(kind="error", reason=str(error)), time.monotonic() - begun_s
+            worker = None
+        self._of_thread.worker = worker
+        self._answers.put((key, answer, seconds))
 
 
 class _Worker:
-    """A process, in a session of its own: Ctrl-C is for the run. It ends with the thread that starts it."""
+    """A process in a session of its own: Ctrl-C is for the run. It ends with the thread that starts it."""
 
     def __init__(self, function: str) -> None:
         own, its = socket.socketpair()
@@ -121,8 +103,7 @@ class _Worker:
             self._connection = Connection(own.detach())
 
     def load(self) -> str:
-        """Wait until it has imported the function; the sha256 of its file. Raises :class:`UserError` if it
-        cannot be called."""
+        """Wait for the import; its file's sha256. Raises :class:`UserError` if it cannot be called."""
         refusal, digest = self.ask(MAX_IMPORT_S)
         if refusal is not None:
             self.end()
@@ -130,36 +111,37 @@ class _Worker:
         return str(digest)
 
     def ask(self, within_s: float, content: bytes | None = None) -> Any:
-        """What it sends next, after this content. Raises :class:`UserError` if nothing comes; it then has
-        ended."""
-        how = f"took longer than {within_s:g} s{' (--rollout_timeout)' if content else ''}"
+        """What it sends, after this content. Raises :class:`UserError` if nothing comes, and ends it."""
+        what = "its import" if content is None else "the rollout function"
         try:
             if content is not None:
                 self._connection.send_bytes(content)
             if self._connection.poll(within_s):
                 return json.loads(self._connection.recv_bytes())
             self.end()
+            how = f"took longer than {within_s:g} s{' (--rollout_timeout)' if content else ''}"
         except (EOFError, OSError):
             how = f"ended its process: {self.end(wait_s=1.0)}"
-        raise UserError(f"{'the rollout function' if content else 'its import'} {how}")
+        raise UserError(f"{what} {how}")
 
     def end(self, wait_s: float = 0.0) -> str:
         """Kill it, unless it ends within so many seconds; how it has ended."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
-        self.kill()
-        code = self._process.wait()
-        return signal.strsignal(-code) or str(code) if code < 0 else f"exit code {code}"
+        code = self.kill()
+        return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """Kill it and what the function has started; its exit code."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
 
 def check_function(function: str) -> str:
-    """The sha256 of the file of a function, which a process imports. Raises :class:`UserError` if it cannot
-    be called with a row and messages."""
+    """The sha256 of the file of a function. Raises :class:`UserError` if, in a process of its own, it cannot
+    be imported and called with a row and messages."""
     target, _, name = function.rpartition(":")
     try:
         if not target or not name:

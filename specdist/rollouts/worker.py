@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from specdist.rollout import Answer, failed
+from specdist.rollout import Answer
 from specdist.utils.errors import first_line
 
 PR_SET_PDEATHSIG = 1
@@ -32,7 +32,7 @@ def main(fd: int, parent: int, function: str) -> None:
     """Answer until the other end of the socket is closed, or the thread ends that started this process."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Signals to all processes of a job are for the run. Ignored ones would be so in the function's processes.
+    # Signals to all processes of a job are for the run.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     os.set_inheritable(fd, False)
@@ -53,9 +53,10 @@ def main(fd: int, parent: int, function: str) -> None:
             if inspect.isawaitable(found):
                 found = loop.run_until_complete(found)
             reason = f"it returned {found!r:.60}, which no function of specdist.rollout returns"
-            answer = Answer.from_json(found.to_json()) if isinstance(found, Answer) else failed(reason)
+            is_answer = isinstance(found, Answer)
+            answer = Answer.from_json(found.to_json()) if is_answer else Answer(kind="error", reason=reason)
         except BaseException as error:
-            answer = failed(_told(error, file))
+            answer = Answer(kind="error", reason=_told(error, file))
         connection.send_bytes(json.dumps([answer.to_json(), time.monotonic() - begun_s]).encode())
 
 
@@ -76,10 +77,7 @@ def _load(function: str) -> tuple[Any, str | None, str | None]:
     try:
         inspect.signature(call).bind({}, [])
     except (TypeError, ValueError) as error:
-        what = (
-            f"has to be a function of (row, messages): {error}" if hasattr(module, name) else "is not there"
-        )
-        return None, file, f"{name} {what}"
+        return None, file, f"{target} has no function {name} of (row, messages): {error}"
     return call, file, None
 
 
@@ -87,7 +85,5 @@ def _told(error: BaseException, file: str | None) -> str:
     """An error's type and text, and the last line of the file that led to it, else of any."""
     frames = traceback.extract_tb(error.__traceback__)
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    # The text of a syntax error has a place itself; "<...>" is no file.
-    has_place = not isinstance(error, SyntaxError) and not last.filename.startswith("<")
-    place = f" ({last.filename}, line {last.lineno})" if has_place else ""
+    place = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
     return first_line(error)[:500].encode(errors="replace").decode() + place
