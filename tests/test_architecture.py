@@ -26,6 +26,8 @@ LAYERS = [
     {"sampling"},
     {"policies"},
     {"config"},
+    {"rollout"},
+    {"rollouts"},
     {"data.columns", "data.file_names"},
     {"data.store"},
     {"data.formats"},
@@ -72,7 +74,7 @@ TORCH_FREE = [
     "engine.schedule.stopping", "job.run.opening", "job.totals", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.pages", "models.heads.examples",
     "models.heads.info", "policies", "results.commands", "results.evaluate.config", "results.evaluate.run",
-    "results.report", "results.runs", "sampling.keys",
+    "results.report", "results.runs", "rollout", "rollouts", "sampling.keys",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",
 ]  # fmt: skip

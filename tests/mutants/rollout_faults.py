@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-ROLLOUTS = "tests/job/test_rollouts.py::"
+ROLLOUTS, POOL = "tests/job/test_rollouts.py::", "tests/job/rollouts/test_pool.py::"
 
 ROLLOUT_FAULTS = (
     Mutant("attempts-share-their-random-numbers", "stream_key",
@@ -25,4 +25,12 @@ ROLLOUT_FAULTS = (
         "if recorder.lease() or recorder.waits_for_answers:",
         "if recorder.lease():",
         (ROLLOUTS + "test_a_function_that_accepts_everything_changes_no_token",)),
+    Mutant("a-killed-run-leaves-processes-that-hang-in-the-users-function", "main",
+        "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+        (POOL + "test_a_killed_run_leaves_no_worker",)),
+    Mutant("an-error-is-told-with-a-line-that-is-not-the-users", "_told",
+        "frame.filename == file",
+        "True",
+        (POOL + "test_whatever_a_function_does_is_an_answer",)),
 )  # fmt: skip

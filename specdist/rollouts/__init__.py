@@ -1,0 +1,1 @@
+"""Processes that call a user's function between turns (`--rollout`)."""
