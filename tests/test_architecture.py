@@ -27,7 +27,6 @@ LAYERS = [
     {"policies"},
     {"config"},
     {"rollout"},
-    {"rollouts"},
     {"data.columns", "data.file_names"},
     {"data.store"},
     {"data.formats"},
@@ -54,7 +53,7 @@ LAYERS = [
     {"engine.rounds"},
     {"engine.engine"},
     {"engine.assembly"},
-    {"job.ranks", "job.texts"},
+    {"job.ranks", "job.rollouts", "job.texts"},
     {"job.models", "job.totals"},
     {"job.rows"},
     {"job.run"},
@@ -71,10 +70,10 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
-    "engine.schedule.stopping", "job.run.opening", "job.totals", "lab.plan.hardware", "lab.plan.simulate",
+    "engine.schedule.stopping", "job.rollouts", "job.run.opening", "job.totals", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.pages", "models.heads.examples",
     "models.heads.info", "policies", "results.commands", "results.evaluate.config", "results.evaluate.run",
-    "results.report", "results.runs", "rollout", "rollouts", "sampling.keys",
+    "results.report", "results.runs", "rollout", "sampling.keys",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",
     "training.heads.data", "training.heads.metrics", "utils",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from specdist.engine.request import Completion, Request
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import error_result, result_of, with_turns
 from specdist.rollout import Answer
-from specdist.rollouts.pool import RolloutPool
+from specdist.job.rollouts.pool import RolloutPool
 
 # Of a completion, what a note has beside the answer to it.
 NOTED = (
@@ -134,7 +134,9 @@ class RolloutRows(RowRequests):
     def answers(self, wait_s: float = 0.0) -> list[Judged]:
         """What the function has answered since; waits so many seconds for the first."""
         found = self._pool.poll(wait_s)
-        return [Judged(chain, answer, seconds) for chain, answer, seconds in found if isinstance(chain, Chain)]
+        return [
+            Judged(chain, answer, seconds) for chain, answer, seconds in found if isinstance(chain, Chain)
+        ]
 
     def answered(self, judged: Judged, log: PartLog) -> RowResult | Request | None:
         """What follows from an answer; nothing from one to an earlier holder of the shard."""

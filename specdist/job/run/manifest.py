@@ -26,7 +26,7 @@ from specdist.models.passes.all_reduce import SUMS
 from specdist.models.passes.products import PRODUCTS
 from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
-from specdist.rollouts.pool import check_function
+from specdist.job.rollouts.pool import check_function
 from specdist.utils.packages import version_of
 
 # Stands for a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.

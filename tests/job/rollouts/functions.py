@@ -1,4 +1,4 @@
-"""Functions between turns, right and wrong, for tests/rollouts/test_pool.py."""
+"""Functions between turns, right and wrong, for tests/job/rollouts/test_pool.py."""
 
 import asyncio
 import ctypes

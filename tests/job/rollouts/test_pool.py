@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specdist.rollout import Answer
-from specdist.rollouts.pool import RolloutPool, check_function
+from specdist.job.rollouts.pool import RolloutPool, check_function
 from specdist.utils.errors import UserError
 from specdist.utils.host import process_state
 from tests.ranks import REPOSITORY
@@ -98,7 +98,7 @@ def test_rows_larger_than_a_pipe_do_not_wait(pool: RolloutPool, tmp_path: Path) 
 
 def test_coroutines_are_awaited() -> None:
     """An ``async def`` whose coroutine is taken for its answer."""
-    pool = RolloutPool("tests.rollouts.functions:wait", num_workers=1, timeout_s=30.0)
+    pool = RolloutPool("tests.job.rollouts.functions:wait", num_workers=1, timeout_s=30.0)
     answers = answers_of(pool, {"what": "a"}, {"what": "b"})
     pool.close()
     assert [answer.messages[0]["content"] for answer in answers] == ["a hello", "b hello"]
@@ -120,7 +120,7 @@ def test_a_killed_run_leaves_no_worker(tmp_path: Path) -> None:
     """One that hangs in the function for ever; and the run's stdout has no line of the user's module."""
     pids = tmp_path / "pids"
     script = (
-        "import pathlib, time\nfrom specdist.rollouts.pool import RolloutPool\n"
+        "import pathlib, time\nfrom specdist.job.rollouts.pool import RolloutPool\n"
         f"pool = RolloutPool('{FILE}:check', num_workers=1, timeout_s=300)\n"
         f"pool.submit(0, {{'what': 'hang', 'pids': pathlib.Path('{pids}')}}, [])\ntime.sleep(300)\n"
     )

@@ -1,4 +1,4 @@
-"""A process that calls a user's function; :mod:`specdist.rollouts.pool` starts it.
+"""A process that calls a user's function; :mod:`specdist.job.rollouts.pool` starts it.
 
 It sends, as JSON, first why the function cannot be called or null, and its file's sha256; then, for each row
 and conversation that it receives, the answer and the seconds that it took.

@@ -23,7 +23,7 @@ from specdist.rollout import Answer
 from specdist.utils.errors import UserError, first_line
 
 MAX_IMPORT_S = 120.0
-START = "import sys; sys.path[:] = {}; from specdist.rollouts.worker import main; main({}, {}, {!r})"
+START = "import sys; sys.path[:] = {}; from specdist.job.rollouts.worker import main; main({}, {}, {!r})"
 # One thread, no GPU, and no part in the run's world.
 ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "WORLD_SIZE"), "1")
 ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "LOCAL_RANK": "-1"}
