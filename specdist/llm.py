@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import inspect
 import logging
-import operator
-import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from os import PathLike
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from tqdm.auto import tqdm
 
-from specdist.config.calls import SamplingOptions, check_constructor, check_types
+from specdist.config.calls import SamplingOptions, check_constructor, check_types, plain_values
 from specdist.config.constraints import OF_ALL_ROWS, OF_CALLS
 from specdist.config.generate import GenerateConfig
-from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
@@ -40,20 +41,16 @@ from specdist.job.ranks.restart import is_out_of_memory
 from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
+from specdist.job.rows.row_requests import Prompt, listed_prompts, prompt_encoder, prompt_ids
 from specdist.job.run.workload import Workload
 from specdist.job.texts.constraints import RunConstraints
-from specdist.job.texts.tokens import (
-    AFTER_ASSISTANT,
-    PromptEncoder,
-    added_token_warnings,
-    end_token_warnings,
-    load_tokenizer,
-)
+from specdist.job.texts.tokens import call_warnings, load_tokenizer
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError, short_text
 
-# Text, token ids, or chat messages for the target's chat template.
-Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+# One for all prompts, or one for each; None: the model's default.
+Sampling: TypeAlias = SamplingOptions | Sequence[SamplingOptions] | None
 # For options of the job that are not used here: no files are read or written.
 NO_PATH = "(none)"
 # Tokens before a measured pass, since the prompts are not known yet.
@@ -67,12 +64,6 @@ TYPICAL_TEXT = (
 )
 
 logger = logging.getLogger(__name__)
-
-
-A_PROMPT = (
-    "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
-    "({'role': ..., 'content': ...}), and several are a list of prompts"
-)
 
 
 @dataclass(frozen=True)
@@ -106,6 +97,36 @@ class GeneratedText:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
+    @property
+    def row_id(self) -> int:
+        """``prompt_index``, as the column of a run is called."""
+        return self.prompt_index
+
+
+Results: TypeAlias = Generator[GeneratedText]
+
+
+class Completions(Iterator[GeneratedText]):
+    """The results of :meth:`SpeculativeLLM.generate` with ``as_completed``, as they finish.
+
+    Work goes on only while the next one is asked for. Leaving a loop over them, by ``break`` or an error,
+    ends them, as :meth:`close` does: what is not finished is lost, and another call may follow.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def __iter__(self) -> Iterator[GeneratedText]:
+        # Of the loop alone, so that it ends with the loop, though there may be a name for all of this.
+        yield from self._results
+
+    def __next__(self) -> GeneratedText:
+        return next(self._results)
+
+    def close(self) -> None:
+        """End them."""
+        self._results.close()
+
 
 class SpeculativeLLM:
     """A target and a draft on one device.
@@ -134,13 +155,8 @@ class SpeculativeLLM:
         **options: Any,
     ) -> None:
         check_constructor(options)
-        for name in ("dtype", "device"):
-            if isinstance(options.get(name), (torch.dtype, torch.device)):
-                options[name] = str(options[name]).removeprefix("torch.")
         policy = policy or ("fixed" if draft is None else "auto")
-        # Paths may be given as such.
-        self._options = {"target": str(target), "draft": None if draft is None else str(draft)}
-        self._options |= {"policy": policy, **options}
+        self._options = plain_values({"target": target, "draft": draft, "policy": policy, **options})
         check_types(GenerateConfig, self._options)
         config = self._config(SamplingOptions())
         config.check_world(1)
@@ -151,7 +167,7 @@ class SpeculativeLLM:
             config = self._config(self.default_sampling)
             if (unused := unused_settings(models.target, None)) is not None:
                 logger.warning(unused)
-        self._tokenizer = load_tokenizer(models.target)
+        tokenizer = load_tokenizer(models.target)
         # What chat templates that ask for the date are told, in all calls.
         self._now, self._models = config.chat_format.now, models
         topology = Topology(
@@ -163,27 +179,35 @@ class SpeculativeLLM:
         )
         work = Workload(
             num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2),
-            text_ids=tuple(self._tokenizer(TYPICAL_TEXT)["input_ids"]) if models.has_experts else (),
+            text_ids=tuple(tokenizer(TYPICAL_TEXT)["input_ids"]) if models.has_experts else (),
         )
         self._replica = build_replica(
             ReplicaPlan(config=config, models=models, topology=topology, workload=work)
         )
         self._stats, self._is_closed = Stats(), False
         self._constraints: RunConstraints | None = None
+        self._open = weakref.WeakSet[Results]()
 
     @property
     def statistics(self) -> dict[str, Any]:
         """Statistics of the last call of :meth:`generate`, with the names of a run's ``stats/*.json``."""
         return self._stats.summary()
 
+    @overload
+    def generate(
+        self, prompts: Prompts, sampling: Sampling = None, *, as_completed: Literal[True], **others: Any
+    ) -> Completions: ...
+    @overload
+    def generate(self, prompts: Prompts, sampling: Sampling = None, **others: Any) -> list[GeneratedText]: ...
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
+        prompts: Prompts,
+        sampling: Sampling = None,
         *,
+        as_completed: bool = False,
         use_tqdm: bool = True,
         **others: Any,
-    ) -> list[GeneratedText]:
+    ) -> list[GeneratedText] | Completions:
         """Complete every prompt ``sampling.num_samples`` times, in the order of the prompts.
 
         Args:
@@ -192,6 +216,8 @@ class SpeculativeLLM:
             sampling: by default :attr:`default_sampling`, temperature 1 and 256 tokens; to change a part of
                 it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``. A list has one for each
                 prompt: those with the same options are generated together, after each other.
+            as_completed: return an iterator of the same results as they finish (:class:`Completions`), which
+                has to end before the next call.
             use_tqdm: show a progress bar.
 
         A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
@@ -201,14 +227,13 @@ class SpeculativeLLM:
             raise UserError(
                 f"{name} is not an argument of generate(): options are in SamplingOptions, the second"
             )
-        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
-            raise UserError(f"prompts is {reprlib.repr(prompts)}, but {A_PROMPT}")
-        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-        for place, prompt in enumerate(items):
-            if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
-                raise UserError(f"prompt {place} is {reprlib.repr(prompt)}, but {A_PROMPT}")
+        items = listed_prompts(prompts)
         if self._is_closed:
             raise UserError("this SpeculativeLLM is closed: make another one")
+        if any(inspect.getgeneratorstate(each) != inspect.GEN_CLOSED for each in self._open):
+            raise UserError(
+                "the results of the last call are not at their end: go through them first, or close() them"
+            )
         sampling = self.default_sampling if sampling is None else sampling
         every = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling] * len(items)
         if len(every) != len(items):
@@ -218,16 +243,16 @@ class SpeculativeLLM:
             if not isinstance(options, SamplingOptions):
                 raise UserError(f"sampling is {options!r}, but must be SamplingOptions, or a list of them")
             parts.setdefault(repr(options), (options, {}))[1][index] = prompt
-        self._stats = Stats()
-        found: dict[tuple[int, int], GeneratedText] = {}
-        for options, prompts_of in parts.values():
-            found |= self._generate(prompts_of, options, use_tqdm=use_tqdm)
-        return [found[key] for key in sorted(found)]
+        # What is wrong with any of them is told before the first is generated.
+        groups = [self._group(each, options, use_tqdm) for options, each in parts.values()]
+        self._stats, results = Stats(), (result for group in groups for result in group)
+        self._open.add(results)
+        if as_completed:
+            return Completions(results)
+        return sorted(results, key=lambda result: (result.prompt_index, result.sample_index))
 
-    def _generate(
-        self, items: Mapping[int, Prompt], sampling: SamplingOptions, *, use_tqdm: bool
-    ) -> dict[tuple[int, int], GeneratedText]:
-        """Results by index of prompt and sample, of prompts by their index."""
+    def _group(self, items: Mapping[int, Prompt], sampling: SamplingOptions, use_tqdm: bool) -> Results:
+        """The results of prompts, by their index, that all have these options, which are checked at once."""
         config = self._config(sampling)
         constraints = self._models.constraints
         rule = constraints.of_all_rows
@@ -235,68 +260,48 @@ class SpeculativeLLM:
             # What the constraints of all calls need is made once.
             self._constraints = constraints = self._constraints or RunConstraints(config, self._models.target)
             rule = _rule(constraints, sampling.constraint)
-        encoder = PromptEncoder(
-            self._tokenizer,
-            max_prompt_tokens=self._models.max_seq_len - 1,
-            chat_format=dataclasses.replace(config.chat_format, now=self._now),
-            vocab_size=self._models.vocab_size,
-        )
-        texts = [prompt for prompt in items.values() if isinstance(prompt, str)]
-        warnings = added_token_warnings(
-            self._tokenizer,
-            len(texts),
-            lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
-        )
-        lasts = [prompt[-1] for prompt in items.values() if not isinstance(prompt, str) and len(prompt)]
-        num_after = sum(isinstance(last, dict) and last.get("role") == "assistant" for last in lasts)
-        if num_after and not config.continue_final_message:
-            warnings.append(f"{num_after} of {len(items)} prompts {AFTER_ASSISTANT}")
-        end_ids = self._models.target.stop_token_ids()
-        for warning in warnings + end_token_warnings(self._tokenizer, end_ids, config.stop or ()):
+        target, stops = self._models.target, tuple(config.stop or ())
+        for warning in call_warnings(target, items.values(), stops, config.continue_final_message):
             logger.warning(warning)
-        found: dict[tuple[int, int], GeneratedText] = {}
-        requests: list[Request] = []
+        encoder = prompt_encoder(config, self._models, now=self._now)
+        stop_rules = StopRules(encoder.detokenizer, target.stop_token_ids(), stops, config.stop_repeats)
+        requests, failed = list[Request](), list[GeneratedText]()
         for index, prompt in items.items():
+            samples = range(config.num_samples)
             try:
-                prompt_ids = self._prompt_ids(encoder, prompt)
+                ids = prompt_ids(prompt, encoder, self._models)
+                requests += [Request(row_id=index, sample_index=k, prompt_ids=ids, **rule) for k in samples]
             except RowError as error:
-                found |= {
-                    (index, k): GeneratedText(index, k, finish_reason="error", error=str(error))
-                    for k in range(config.num_samples)
-                }
-                continue
-            requests += [
-                Request(
-                    row_id=index,
-                    sample_index=k,
-                    prompt_ids=prompt_ids,
-                    **rule,
-                )
-                for k in range(config.num_samples)
-            ]
-        self._replica.resample(config, constraints)
-        stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()), config.stop_repeats)
-        recorder = StatsRecorder()
-        try:
-            with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
-                for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():
-                    request = completion.request
-                    found[request.row_id, request.sample_index] = _result(completion)
-                    bar.update()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"memory ran out ({short_text(error)}): make another SpeculativeLLM with a smaller "
-                "max_num_seqs or max_num_batched_tokens"
-            ) from error
-        self._stats.add(recorder.close_shard(0))
-        return found
+                of_prompt = partial(GeneratedText, index, finish_reason="error", error=str(error))
+                failed += map(of_prompt, samples)
+
+        def results() -> Results:
+            yield from failed
+            self._replica.resample(config, constraints)
+            recorder = StatsRecorder()
+            engine = self._replica.engine(iter(requests), stop_rules, recorder)
+            bar = tqdm(total=len(requests), unit="completion", disable=not use_tqdm)
+            try:
+                with bar, closing(engine.run()) as completions:
+                    for completion in completions:
+                        bar.update()
+                        yield _result(completion)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise UserError(
+                    f"memory ran out ({short_text(error)}): make another SpeculativeLLM with a smaller "
+                    "max_num_seqs or max_num_batched_tokens"
+                ) from error
+            finally:
+                self._stats.add(recorder.close_shard(0))
+
+        return results()
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
-        sampling: SamplingOptions | Sequence[SamplingOptions] | None = None,
+        sampling: Sampling = None,
         *,
         use_tqdm: bool = True,
         **others: Any,
@@ -308,8 +313,11 @@ class SpeculativeLLM:
         return self.generate(conversations, sampling, use_tqdm=use_tqdm, **others)
 
     def close(self) -> None:
-        """Give the memory of the models and of their caches back. Leaving a ``with`` block does it, too."""
+        """Give the memory of the models and of their caches back, and end results that are still to come.
+        Leaving a ``with`` block does it, too."""
         self._is_closed = True
+        for results in list(self._open):
+            results.close()
         self.__dict__.pop("_replica", None)
         gc.collect()
         if torch.cuda.is_available():
@@ -327,30 +335,6 @@ class SpeculativeLLM:
             options[name] = None if sampling.constraint else self._options.get(name)
         column = OF_CALLS if sampling.constraint else None
         return GenerateConfig(prompts=NO_PATH, output=NO_PATH, constraint_column=column, **options)
-
-    def _prompt_ids(self, encoder: PromptEncoder, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return encoder.prompt_ids(prompt)
-        if not len(prompt):
-            raise RowError("the prompt is empty")
-        if isinstance(prompt[0], dict):
-            if not self._tokenizer.chat_template:
-                raise UserError(
-                    "chat messages need a chat template, and the target's tokenizer has none: give texts"
-                )
-            try:
-                return encoder.prompt_ids(chat_messages("messages", list(prompt)))
-            except MessageError as error:
-                raise RowError(str(error)) from error
-        try:
-            ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
-        except TypeError as error:
-            raise UserError(f"{A_PROMPT}: {error}") from error
-        if min(ids) < 0 or max(ids) >= self._models.vocab_size:
-            raise RowError(f"a token id is not in [0, {self._models.vocab_size})")
-        if len(ids) >= self._models.max_seq_len:
-            raise RowError(f"{len(ids)} tokens leave no room below max_seq_len {self._models.max_seq_len}")
-        return ids
 
 
 def _rule(constraints: RunConstraints, given: dict[str, Any]) -> dict[str, Any]:

@@ -12,19 +12,17 @@ another call goes on where the last one ended, and the commands for runs read it
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -33,7 +31,7 @@ import yaml
 from tqdm.auto import tqdm
 
 from specdist.config.arguments import URL
-from specdist.config.calls import check_names, check_types
+from specdist.config.calls import check_names, check_types, plain_values
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import RunFolder
@@ -50,9 +48,10 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 # Of what a replica has printed, in the message of its failure.
 MAX_LINES = 20
-OF_THE_CALL = ("prompts", "output", "target", "draft")
-
-logger = logging.getLogger(__name__)
+CALL_ARGUMENTS = ("prompts", "output", "target", "draft")
+# What says where a replica's models are; without any of them the planner does.
+PLACEMENT = ("tp_size", "draft_placement")
+Folder = tempfile.TemporaryDirectory[str]
 
 
 def generate(
@@ -72,48 +71,63 @@ def generate(
         dataset: a ``datasets.Dataset``, an Arrow table or a pandas table with a column ``prompt`` (or as
             ``prompt_column``, ``messages_column`` or ``turns_column`` name it); or a list of texts, of
             conversations, or of rows as mappings.
+        target, draft: hub ids or folders, as of :class:`specdist.SpeculativeLLM`.
         gpus: all that torch sees, so many of them, or these. Without a GPU, or with ``device="cpu"``, a
             replica is one process.
-        num_replicas: by default as many as the GPUs have room for, of ``tp_size`` GPUs each, and one more
-            with ``draft_placement="own"``; on a CPU one.
+        num_replicas: by default as many as the GPUs have room for; on a CPU one.
         output: the run's folder; by default a temporary one, which is gone with the result. The same call
             with the same folder goes on.
-        options: of ``jobs/generate.py``, by their names.
+        options: of ``jobs/generate.py``, by their names. Where neither ``tp_size`` nor ``draft_placement``
+            is given, the planner chooses them for these GPUs, as ``jobs/plan.py`` does; the log says what.
 
-    Raises :class:`UserError` for what the job would refuse before it reads a model. Replicas start with the
-    first row that is asked for.
+    Raises :class:`UserError` for what the options alone say, and if the planner finds that the models do not
+    fit. Replicas start with the first row that is asked for.
     """
     if output is not None and URL.match(str(output)):
         raise UserError(f"output is {output}, but must be a folder: jobs/generate.py writes to a bucket")
-    known = set(GenerateConfig.__dataclass_fields__).difference(OF_THE_CALL)
-    check_names(options, known)
-    check_types(GenerateConfig, options)
+    check_names(options, set(GenerateConfig.__dataclass_fields__).difference(CALL_ARGUMENTS))
+    given = plain_values({"target": target, "draft": draft, **options})
+    check_types(GenerateConfig, given)
+    if num_replicas is not None and (type(num_replicas) is not int or num_replicas < 1):
+        raise UserError(f"num_replicas is {num_replicas!r}, but must be a whole number, 1 or more")
     table, columns = _table_of(dataset)
-    folder = tempfile.mkdtemp(prefix="specdist-")
-    prompts, file = Path(folder, "prompts.arrow"), Path(folder, "options.yaml")
+    # Gone with the result, or with this call if it is refused.
+    folder = tempfile.TemporaryDirectory(prefix="specdist-", ignore_cleanup_errors=True)
+    prompts, file, run = (Path(folder.name, name) for name in ("prompts.arrow", "options.yaml", "run"))
     with pa.ipc.new_file(prompts, table.schema) as writer:
         writer.write_table(table)
-    given = {"target": str(target), "draft": None if draft is None else str(draft)} | columns | options
-    given |= {"prompts": str(prompts), "output": str(output or Path(folder, "run"))}
-    given |= {name: list(value) for name, value in options.items() if isinstance(value, tuple)}
+    given |= columns | {"prompts": str(prompts), "output": str(output or run)}
     file.write_text(yaml.safe_dump(given))
     config = parse_generate_config(["--config", str(file)])
-    placed = _placed(config, gpus, num_replicas)
+    chosen = _chosen(gpus, config.device)
+    if (of_one := chosen[: len(chosen) // (num_replicas or 1)]) and given.keys().isdisjoint(PLACEMENT):
+        column = config.messages_column or config.prompt_column
+        num_bytes = (table[column] if column in table.column_names else table).nbytes
+        # By name, as the commands are: what runs the job alone does not import the planner.
+        plan_call = import_module("specdist.lab.plan.job").plan_call
+        plan = plan_call(config, of_one, len(table[: config.limit]), num_bytes)
+        if plan is not None:
+            given["tp_size"], num_replicas = plan.tp_size, num_replicas or plan.num_replicas
+            if config.uses_draft_model:
+                given["draft_placement"] = "own" if plan.num_gpus > plan.tp_size else "shared"
+            file.write_text(yaml.safe_dump(given))
+            config = parse_generate_config(["--config", str(file)])
+    placed = _placed(config, chosen, num_replicas)
     return Generation(config, table, [_Replica(file, size, own) for size, own in placed], folder, use_tqdm)
 
 
 class Generation:
-    """The rows of a call of :func:`generate`, as they finish: an iterator of mappings with the columns of the
-    job's output. Leaving its ``with`` block, or its loop, ends all replicas; finished rows are kept, and
-    another loop goes on after them."""
+    """The rows of a call of :func:`generate`, for a loop, as they finish: mappings with the columns of the
+    job's output. Leaving the loop, or a ``with`` block, ends all replicas; finished rows are kept in the
+    folder :attr:`output`, and another loop begins with them."""
 
     def __init__(
-        self, config: GenerateConfig, inputs: pa.Table, replicas: list[_Replica], folder: str, use_tqdm: bool
+        self, config: GenerateConfig, rows: pa.Table, replicas: list[_Replica], folder: Folder, use_tqdm: bool
     ) -> None:
         self.output = config.output
-        self._inputs, self._replicas, self._shows_bar = inputs, replicas, use_tqdm
+        self._inputs, self._replicas, self._shows_bar = rows, replicas, use_tqdm
         options = column_options(config)
-        self._schema = output_schema(inputs.schema, is_exact=config.is_exact, options=options)
+        self._schema = output_schema(rows.schema, is_exact=config.is_exact, options=options)
         self._run, self._num_samples = RunFolder(Path(config.output)), config.num_samples
         self._prompts, self._is_same_run = config.prompts, False
         # Also at the end of the program.
@@ -152,9 +166,7 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _is_complete(self, done: set[int]) -> bool:
@@ -273,12 +285,13 @@ def _table_of(dataset: Any) -> tuple[pa.Table, dict[str, str]]:
     """The rows as a table, and the options that name their column."""
     if isinstance(dataset, pa.Table):
         return dataset, {}
-    if hasattr(dataset, "with_format") and hasattr(dataset, "features"):
+    if all(hasattr(dataset, name) for name in ("with_format", "features", "__len__")):
         table = dataset.with_format("arrow")[:]
         return table.replace_schema_metadata(dataset.features.arrow_schema.metadata), {}
     if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):
         return pa.Table.from_pandas(dataset, preserve_index=False), {}
-    items = None if isinstance(dataset, (str, Mapping)) else list(dataset)
+    is_list = isinstance(dataset, Iterable) and not isinstance(dataset, (str, Mapping))
+    items = list(dataset) if is_list else None
     if items and all(isinstance(item, str) for item in items):
         return pa.table({"prompt": items}), {}
     if items and all(isinstance(item, Mapping) for item in items):
@@ -291,26 +304,32 @@ def _table_of(dataset: Any) -> tuple[pa.Table, dict[str, str]]:
     )
 
 
-def _placed(
-    config: GenerateConfig, gpus: Literal["all"] | int | Sequence[int], num_replicas: int | None
-) -> list[tuple[int, Sequence[int]]]:
-    """Of each replica the number of ranks, and its GPUs."""
+def _chosen(gpus: Literal["all"] | int | Sequence[int], device: str) -> Sequence[int]:
+    """The GPUs to use; none on a CPU."""
     import torch
 
-    num_seen = 0 if config.device == "cpu" else torch.cuda.device_count()
-    chosen = range(num_seen) if gpus == "all" else range(gpus) if isinstance(gpus, int) else gpus
-    if any(not 0 <= gpu < num_seen for gpu in chosen):
-        raise UserError(f"gpus is {gpus!r}, but torch sees {num_seen} here")
+    seen = range(0 if device == "cpu" else torch.cuda.device_count())
+    chosen = seen if gpus == "all" else range(gpus) if isinstance(gpus, int) else gpus
+    is_some = isinstance(chosen, Sequence) and (len(chosen) > 0 or chosen is seen)
+    if not is_some or any(gpu not in seen for gpu in chosen):
+        raise UserError(f"gpus is {gpus!r}, but torch sees {len(seen)} here")
+    return chosen
+
+
+def _placed(
+    config: GenerateConfig, gpus: Sequence[int], num_replicas: int | None
+) -> list[tuple[int, Sequence[int]]]:
+    """Of each replica the number of ranks, and its GPUs."""
     num_ranks = config.num_world_ranks if config.draft_placement == "own" else config.tp_size
-    if not num_seen and num_ranks > 1:
+    if not gpus and num_ranks > 1:
         raise UserError(f"{num_ranks} ranks need as many GPUs, and torch sees none here: leave tp_size out")
-    most = len(chosen) // num_ranks if num_seen else num_replicas or 1
-    if not 0 < (num_replicas or 1) <= most:
+    most = len(gpus) // num_ranks if gpus else num_replicas or 1
+    if (num_replicas or 1) > most:
         wanted = f"{num_replicas or 1} replicas of {num_ranks} GPUs"
-        raise UserError(f"{wanted} need more than the {len(chosen)} that there are: ask for fewer")
+        raise UserError(f"{wanted} need more than the {len(gpus)} that there are: ask for fewer")
     config.check_world(num_ranks)
-    each = [chosen[first : first + num_ranks] for first in range(0, len(chosen), num_ranks)]
-    return [(num_ranks, each[k] if num_seen else ()) for k in range(num_replicas or most)]
+    each = [gpus[first : first + num_ranks] for first in range(0, len(gpus), num_ranks)]
+    return [(num_ranks, each[k] if gpus else ()) for k in range(num_replicas or most)]
 
 
 def _visible(gpus: Sequence[int]) -> str:
@@ -320,10 +339,10 @@ def _visible(gpus: Sequence[int]) -> str:
     return ",".join(str(gpu) if names is None else names[gpu] for gpu in gpus)
 
 
-def _end(replicas: Sequence[_Replica], folder: str | None = None) -> None:
+def _end(replicas: Sequence[_Replica], folder: Folder | None = None) -> None:
     for replica in replicas:
         replica.ask_to_stop()
     for replica in replicas:
         replica.end()
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.cleanup()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 
 import specdist
 from specdist import SamplingOptions, SpeculativeLLM
+from specdist.engine.engine import Engine
 from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
 from tests.job.launching import read_output, run_here
@@ -222,6 +225,46 @@ def test_a_conversation_or_several_are_answered_and_what_is_closed_is_gone(pair:
         assert alike == one
     with pytest.raises(UserError, match="is closed"):
         llm.generate(["a"], GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_results_as_they_finish_are_those_of_the_list(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Faults: they come all at the end; a loop that was left goes on, or its cache is read by the next."""
+    rounds: list[int] = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: rounds.append(1) or step(engine))
+    llm = SpeculativeLLM(pair.target, pair.draft, policy="fixed", device="cpu", max_num_seqs=2)
+    sampling = SamplingOptions(temperature=temperature, seed=3, n=2, max_new_tokens=8)
+    call: Any = {"prompts": ["the quick", [], "a slow brown fox", "over"], "use_tqdm": False}
+    call["sampling"] = [sampling, sampling, replace(sampling, max_new_tokens=5), sampling]
+    expected, total = llm.generate(**call), len(rounds)
+    found = [(len(rounds) - total, result) for result in llm.generate(**call, as_completed=True)]
+    assert sorted((each for _, each in found), key=lambda each: (each.row_id, each.sample_index)) == expected
+    times = [time for time, _ in found]
+    assert times[:2] == [0, 0] and 0 < times[2] < total // 2 and times == sorted(times)
+
+    for way in ("break", "error", "close"):
+        results = llm.generate(**call, as_completed=True)
+        with suppress(ArithmeticError):
+            for result in filter(lambda each: each.error is None, results):
+                assert gc.get_freeze_count() and result in expected
+                with pytest.raises(UserError, match="the results of the last call are not at their end"):
+                    llm.generate("a")
+                if way == "break":
+                    break
+                if way == "error":
+                    raise ArithmeticError
+                results.close()
+        assert next(results, None) is None and not gc.get_freeze_count()
+        assert llm.generate(**call) == expected
+    with pytest.raises(UserError, match="--temperature -1"):
+        llm.generate(["a", "b"], [sampling, replace(sampling, temperature=-1)], as_completed=True)
+    results = llm.generate(**call, as_completed=True)
+    assert next(results).error
+    llm.close()
+    assert list(results) == []
 
 
 def test_lack_of_memory_says_what_needs_less(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

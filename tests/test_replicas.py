@@ -3,13 +3,18 @@ that stays."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+import yaml
 
 import specdist
 from specdist.utils.errors import UserError
@@ -30,11 +35,7 @@ def process_ids(rows: specdist.Generation) -> list[int]:
 
 
 def is_there(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return Path("/proc", str(process_id)).exists()
 
 
 def test_the_rows_are_those_of_the_job_each_once(pair: Pair, tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_a_loop_that_is_left_leaves_no_process_and_another_call_goes_on(pair: Pa
 
 def test_what_a_replica_refuses_is_raised_here(pair: Pair) -> None:
     """Its message, as that of an error of the caller's; or what it printed, if it was killed."""
-    with pytest.raises(UserError, match="--max_seq_len 1000000 is more than the 128 positions"):
-        list(call(pair, max_seq_len=10**6))
+    with pytest.raises(UserError, match="prompt_column absent"):
+        list(call(pair, prompt_column="absent"))
     rows = call(pair)
     assert not rows._is_over()
     os.kill(process_ids(rows)[0], signal.SIGKILL)
@@ -95,6 +96,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (TEXTS, {"temperature": "hot"}, "temperature is 'hot', of type str, but must be a number"),
     (TEXTS, {"output": "s3://bucket/run"}, "output is s3://bucket/run, but must be a folder"),
     (TEXTS, {"gpus": 2}, "gpus is 2, but torch sees 0 here"),
+    (TEXTS, {"num_replicas": 0}, "num_replicas is 0, but must be a whole number, 1 or more"),
+    (TEXTS, {"chat_template_kwargs": {"a": 1}}, "of type dict, but must be a text or None"),
     (TEXTS, {"tp_size": 2}, "2 ranks need as many GPUs, and torch sees none here"),
     (TEXTS, {"policy": "fixed", "num_draft_tokens": 0}, "--num_draft_tokens 0"),
 ]
@@ -117,3 +120,57 @@ def test_conversations_and_tables_of_pandas_are_read(pair: Pair) -> None:
     said = call(pair, [talk, talk])
     assert said._inputs.column_names == ["messages"]
     assert call(pair, pandas.DataFrame({"prompt": TEXTS}))._inputs["prompt"].to_pylist() == TEXTS
+    streamed = call(pair, hub.to_iterable_dataset(), dtype=torch.float32, seed=np.int64(3), stop=("a", "b"))
+    assert streamed._inputs["prompt"].to_pylist() == TEXTS
+    options = yaml.safe_load(streamed._replicas[0].options.read_text())
+    assert (options["dtype"], options["seed"], options["stop"]) == ("float32", 3, ["a", "b"])
+    assert options["target"] == str(pair.target)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, float]]) -> None:
+    """That torch sees these GPUs, by the driver's name and GiB."""
+    found = [SimpleNamespace(name=name, total_memory=int(gib * 2**30)) for name, gib in gpus]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+
+
+L4, H100, OTHER = ("NVIDIA L4", 22.5), ("NVIDIA H100 80GB HBM3", 79.6), ("Tesla T9", 16)
+SHORT = {"max_seq_len": 1024}
+# An 8B's weights take 15.0 GiB, and 16 GiB more the keys and values of its longest sequence here.
+PLACED: list[tuple[Any, ...]] = [
+    ([L4, L4], {}, [[0, 1]], [2, None], "1 x (target only, tp_size 2"),
+    ([H100, H100], {}, [[0], [1]], [1, None], "2 x (target only, tp_size 1"),
+    ([OTHER, OTHER], SHORT, [[0, 1]], [2, None], "2 x Tesla T9"),
+    ([H100, (H100[0], 15)], SHORT, [[0, 1]], [2, None], "tp_size 2"),
+    ([L4, L4], {"draft": "1b", "gpus": [1]} | SHORT, [[1]], [1, "shared"], "1 x (draft on rank 0, tp_size 1"),
+    ([L4, L4], {"draft": "1b", "overlap": "asynchronous"} | SHORT, [[0, 1]], [1, "own"], "1 x (draft GPU, "),
+    ([H100] * 4, {"num_replicas": 2}, [[0], [1]], [1, None], "tp_size 1"),
+    ([L4, L4], {"tp_size": 1}, [[0], [1]], [1, None], ""),
+    ([L4, L4], {"target": "/absent"}, [[0], [1]], [None, None], "no plan: --target /absent has no readable"),
+]
+
+
+@pytest.mark.parametrize(("gpus", "options", "places", "told", "logged"), PLACED)
+def test_replicas_are_where_the_planner_places_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    gpus: Any, options: Any, places: Any, told: Any, logged: str,
+) -> None:  # fmt: skip
+    """Unless the caller says where. Faults: what fits is not asked of this machine's memory, the one with the
+    least, or of the longest sequence; a choice of the caller's is overruled; the job is not told."""
+    pretend(monkeypatch, gpus)
+    caplog.set_level(logging.INFO, "specdist")
+    rows = specdist.generate(TEXTS * 100, **{"target": "8b", **options})
+    assert [list(replica.gpus) for replica in rows._replicas] == places and not process_ids(rows)
+    found = yaml.safe_load(rows._replicas[0].options.read_text())
+    assert [found.get("tp_size"), found.get("draft_placement")] == told
+    assert logged in caplog.text and bool(logged) == bool(caplog.text)
+
+
+def test_models_that_fit_nowhere_are_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [L4])
+    with pytest.raises(
+        UserError, match=r"--target 70b does not fit 1 x NVIDIA L4(.*\n)+- --gpus_per_node 8: "
+    ):
+        specdist.generate(TEXTS, target="70b")
+    with pytest.raises(UserError, match="fits 1 x NVIDIA L4, but not beside draft 7b: leave it out"):
+        specdist.generate(TEXTS, target="8b", draft="7b", max_seq_len=1024)

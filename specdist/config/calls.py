@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, get_args, get_origin
 
 from specdist.config.constraints import NO_STOP, OF_ALL_ROWS
@@ -17,8 +18,8 @@ from specdist.config.groups import CompletionOptions
 from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
 
-# Options of files, which ``SpeculativeLLM`` neither reads nor writes.
-OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column", "prompt_template", "rollout")
+# Of a run's files, which ``SpeculativeLLM`` neither reads nor writes.
+RUN_OPTIONS = ("prompts", "output", "constraint_column", "turns_column", "prompt_template", "rollout")
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 
@@ -47,7 +48,8 @@ class SamplingOptions(CompletionOptions):
             given[own] = [value] if own == "stop" and isinstance(value, str) else value
         names = [item.name for item in dataclasses.fields(SamplingOptions)]
         check_names(given, names, " of SamplingOptions")
-        check_types(SamplingOptions, given)
+        # Mappings are left to those that read them.
+        check_types(SamplingOptions, {k: v for k, v in given.items() if not isinstance(v, Mapping)})
         for name in OF_ALL_ROWS:
             setattr(self, name, given.pop(name, None))
         if hasattr(self.json_schema, "model_json_schema"):  # a class of pydantic
@@ -76,6 +78,20 @@ def check_names(names: Iterable[str], known: Collection[str], owner: str = "") -
             raise UserError(f"{name} is not an option{owner}{remedy}")
 
 
+def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a file of options has them: paths, and torch's types and devices, as texts; numpy's numbers
+    as Python's; tuples as lists."""
+    found = dict(options)
+    for name, value in options.items():
+        if isinstance(value, PathLike) or type(value).__module__ == "torch":
+            found[name] = str(value).removeprefix("torch.")
+        elif isinstance(value, Real) and hasattr(value, "item"):
+            found[name] = value.item()
+        elif isinstance(value, tuple):
+            found[name] = list(value)
+    return found
+
+
 def check_constructor(options: Mapping[str, Any]) -> None:
     """Raises :class:`UserError` for options of ``SpeculativeLLM`` that are not its own."""
     per_call = {item.name for item in dataclasses.fields(SamplingOptions)}.difference(OF_ALL_ROWS)
@@ -83,7 +99,7 @@ def check_constructor(options: Mapping[str, Any]) -> None:
     for name in options:
         if ALIASES.get(name, name) in per_call:
             raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-        if name in OF_A_RUN:
+        if name in RUN_OPTIONS:
             raise UserError(f"{name} is of a run: specdist.generate() or jobs/generate.py makes one")
         if name == "tp_size" and options[name] != 1:
             raise UserError(f"tp_size is {options[name]}, but SpeculativeLLM has one device: "
@@ -94,11 +110,10 @@ def check_constructor(options: Mapping[str, Any]) -> None:
 
 
 def check_types(config_class: type, given: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` for a value of another type than the option's. Mappings are left to those
-    that read them."""
+    """Raises :class:`UserError` for a value of another type than the option's."""
     hints = _hints(config_class)
     for name, value in given.items():
-        if not isinstance(value, Mapping) and not _is_one(value, hints[name]):
+        if not _is_one(value, hints[name]):
             raise UserError(
                 f"{name} is {value!r}, of type {type(value).__name__}, but must be {_words(hints[name])}"
             )

@@ -115,7 +115,7 @@ class Engine:
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None
 
-    def run(self, should_stop: Callable[[], bool] | None = None) -> Iterator[Completion]:
+    def run(self, should_stop: Callable[[], bool] | None = None) -> Generator[Completion]:
         """Generate until every request is finished, or until the end of a round at which ``should_stop()``;
         unfinished sequences are then lost. Ends the loops of the other ranks on return."""
         with frozen_garbage():

@@ -152,11 +152,7 @@ def _warnings(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> list[s
     found = [*config.warnings(), *([unused] if unused else [])]
     found += end_token_warnings(tokenizer, end_ids, config.stop or [])
     if run.pending_shards and not run.prompts.is_chat:
-        found += added_token_warnings(
-            tokenizer,
-            run.prompts.num_rows,
-            run.prompts.num_beginning_with,
-        )
+        found += added_token_warnings(tokenizer, run.prompts.num_rows, run.prompts.num_beginning_with)
     return found
 
 

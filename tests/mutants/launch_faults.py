@@ -35,4 +35,12 @@ LAUNCH_FAULTS = (
         'check_installed("deepspeed", ',
         'check_installed("torch", ',
         ("tests/job/test_few_packages.py::test_sharding_without_deepspeed_is_refused_at_the_start",)),
+    Mutant("a-plan-is-not-for-this-machine", "plan_call",
+        "memory_bytes={gpu: least.total_memory}",
+        "memory_bytes={}",
+        ("tests/test_replicas.py::test_replicas_are_where_the_planner_places_them",)),
+    Mutant("a-loop-that-was-left-stays-open", "Completions.__iter__",
+        "yield from self._results",
+        "yield from map(lambda result: result, self._results)",
+        ("tests/test_llm.py::test_results_as_they_finish_are_those_of_the_list",)),
 )

@@ -15,7 +15,7 @@ from specdist.data.formats.inputs import Inputs
 from specdist.utils.errors import UserError
 
 # A file with all of these is what a run has written.
-OF_A_RUN = {"row_id", "sample_index", "completion", "finish_reason"}
+RESULT_COLUMNS = {"row_id", "sample_index", "completion", "finish_reason"}
 
 
 def as_input(
@@ -27,7 +27,7 @@ def as_input(
     Raises :class:`UserError` for a name that is taken, an option without effect, and if no row is left.
     """
     names = set(found.rows.schema.names)
-    is_run = names >= OF_A_RUN
+    is_run = names >= RESULT_COLUMNS
     if keep_errors and not is_run:
         raise UserError(f"--keep_errors has no effect: no run has written --prompts {path}; leave it out")
     renamed = {"prompt": "source_prompt"} if has_template and "prompt" in names else {}

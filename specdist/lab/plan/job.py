@@ -1,37 +1,49 @@
-"""``jobs/plan.py`` from its options to its text and its JSON document."""
+"""``jobs/plan.py`` from its options to its text and its JSON document; and the plan of a call from Python."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
+from specdist.config.generate import GenerateConfig
 from specdist.config.groups import MTP, DrawingOptions, values_of
 from specdist.config.speculation import NGRAM
 from specdist.data.store.files import write_atomically
 from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan import report
-from specdist.lab.plan.advise import Planner, Site, Work, recommend
+from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend
 from specdist.lab.plan.basis import bases, bases_lines
-from specdist.lab.plan.hardware import GB, TERA, find_gpu
+from specdist.lab.plan.hardware import GB, GPUS, TERA, find_gpu
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.remedies import find_remedies
 from specdist.lab.plan.shapes import EAGLE3, NAMED, eagle3_config, named_config
+from specdist.lab.plan.simulate import OWN_GPU
 from specdist.models.drafters.files import head_config
 from specdist.models.families.family_check import check_family
-from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
+from specdist.models.files.checkpoint import CONFIG_NAME, MOST_POSITIONS, Checkpoint, drafter_config
 from specdist.models.sizes.sizes import ModelSize, size_of
+from specdist.policies.registry import AUTO
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import GIB
 
+# What a call does not say: which share of drafted tokens is accepted, and how many bytes a token has.
+TYPICAL_ACCEPTANCE, TOKEN_BYTES = 0.7, 4
 
-def planner_of(config: PlanConfig) -> Planner:
-    """The models, the site and the work. Raises :class:`UserError`."""
+logger = logging.getLogger(__name__)
+
+
+def planner_of(config: PlanConfig, memory_bytes: Mapping[str, int] | None = None) -> Planner:
+    """The models, the site and the work. ``memory_bytes``: of GPUs by name, in place of the table's. Raises
+    :class:`UserError`."""
     common = {"trust_remote_code": config.trust_remote_code, "has_float8_cache": bool(config.cache_dtype)}
     target, dtype = open_model(
         "--target", config.target, config.dtype, quantization=config.target_quantization, **common
@@ -70,6 +82,7 @@ def planner_of(config: PlanConfig) -> Planner:
             f"--expert_parallel always: {config.target} has no experts to share out: leave it out"
         )
     gpu = find_gpu(config.gpu, dtype, config.calibration)
+    gpu = dataclasses.replace(gpu, memory_bytes=(memory_bytes or {}).get(gpu.name, gpu.memory_bytes))
     site = Site(gpu, config.gpus_per_node, config.nodes, max_num_seqs=config.max_num_seqs, dtype=dtype)
     return Planner(target, draft, site, work)
 
@@ -133,6 +146,51 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         "launch": {"commands": commands, "num_nodes": num_nodes},
     }
     return "\n\n".join(parts), document
+
+
+def plan_call(config: GenerateConfig, gpus: Sequence[int], num_rows: int, num_bytes: int) -> Plan | None:
+    """The plan of a run over ``num_rows`` prompts, of ``num_bytes`` in all, on these of torch's GPUs: all are
+    taken to be like the one with the least memory, and that to be the nearest of the table.
+
+    None if there is none for these models or lengths; the log says why. Raises :class:`UserError` if nothing
+    fits, with what would.
+    """
+    least = min(map(torch.cuda.get_device_properties, gpus), key=lambda found: found.total_memory)
+    nearest = sorted(GPUS.values(), key=lambda gpu: abs(gpu.memory_bytes - least.total_memory))
+    gpu = min(nearest, key=lambda gpu: not gpu.is_named(least.name)).name
+    here = functools.partial(planner_of, memory_bytes={gpu: least.total_memory})
+    known = {item.name for item in dataclasses.fields(PlanConfig)}
+    asked = {name: value for name, value in vars(config).items() if name in known}
+    asked |= {"gpu": gpu, "gpus_per_node": len(gpus), "max_num_seqs": config.most_seqs("cuda")}
+    asked |= {"num_prompts": num_rows * config.num_samples, "output_tokens": config.max_new_tokens}
+    asked["prompt_tokens"] = max(1, num_bytes // max(1, num_rows) // TOKEN_BYTES)
+    asked |= {"acceptance": TYPICAL_ACCEPTANCE} if config.uses_draft else {"draft": None, "acceptance": None}
+    try:
+        options = PlanConfig(**asked)
+        planner = here(options)
+    except UserError as error:
+        logger.info("a replica has the default number of GPUs, since there is no plan: %s", error)
+        return None
+    modes = [mode for mode in planner.modes if (mode != "target only") == config.uses_draft]
+    if config.overlap != AUTO:
+        modes = [mode for mode in modes if (mode in OWN_GPU[1:]) == config.is_asynchronous]
+    plans = [plan for mode in modes for plan in planner.by_ranks(mode)]
+    positions = [model.max_positions for model in (planner.target, planner.draft) if model is not None]
+    longest = min(config.max_seq_len or MOST_POSITIONS, *positions)
+    # The job makes sure to have room for one such sequence.
+    roomy = [plan for plan in plans if plan.fit.most_rows * planner.work.row_tokens >= longest]
+    best = {plan.settings.mode: plan for plan in sorted(roomy or plans, key=lambda plan: plan.tokens_per_s)}
+    chosen = recommend([best[mode] for mode in modes if mode in best])
+    where = f"{len(gpus)} x {least.name}"
+    if chosen is None:
+        if config.uses_draft and planner.best("target only") is not None:
+            raise UserError(f"the target fits {where}, but not beside draft {config.draft}: leave it out")
+        helping = [*find_remedies(options, planner, None, here)] or ["- a smaller model"]
+        does = f"{where}. What does, each option of jobs/plan.py alone, for the target without a draft:"
+        raise UserError("\n".join([f"--target {config.target} does not fit {does}", *helping]))
+    placed = f"{chosen.num_replicas} x ({report.NAMES[chosen.settings.mode]}, {report.setting(chosen)})"
+    logger.info("%s, the most tokens/s of %d plans for %s (%s)", placed, len(plans), where, gpu)
+    return chosen
 
 
 def _write_config(path: str, content: str) -> None:
