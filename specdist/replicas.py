@@ -84,6 +84,8 @@ def generate(
     """
     if output is not None and URL.match(str(output)):
         raise UserError(f"output is {output}, but must be a folder: jobs/generate.py writes to a bucket")
+    if "preview" in options:
+        raise UserError("preview is of jobs/generate.py, which prints it: give the first rows alone instead")
     known = set(GenerateConfig.__dataclass_fields__).difference(OF_THE_CALL)
     check_names(options, known)
     check_types(GenerateConfig, options)

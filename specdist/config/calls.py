@@ -18,7 +18,7 @@ from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
 
 # Options of files, which ``SpeculativeLLM`` neither reads nor writes.
-OF_A_RUN = ("prompts", "output", "constraint_column", "turns_column", "prompt_template")
+OF_A_RUN = ("prompts", "output", "preview", "constraint_column", "turns_column", "prompt_template")
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 

@@ -158,7 +158,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
         "head": models.head.description() if models.head else None,
-        "prompts": config.prompts,
+        "prompts": config.prompts if len(config.prompts) > 1 else config.prompts[0],
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
         EXPERT_PARALLEL: models.is_expert_parallel,
