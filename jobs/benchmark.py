@@ -112,7 +112,7 @@ def plan(config: BenchmarkConfig) -> list[Work]:
     from specdist.job.ranks.topology import local_device
     from specdist.job.rows.row_requests import prompt_encoder
 
-    job = GenerateConfig(**config.job_options(has_draft=True), output="")
+    job = GenerateConfig(**config.job_options(has_draft=True), output="-")
     models = plan_models(job)
     target, draft = models.target, models.draft
     if config.draft is not None and (draft is None or draft.drafter is not None):

@@ -334,7 +334,7 @@ class SpeculativeLLM:
         for name in OF_ALL_ROWS:
             options[name] = None if sampling.constraint else self._options.get(name)
         column = OF_CALLS if sampling.constraint else None
-        return GenerateConfig(prompts=NO_PATH, output=NO_PATH, constraint_column=column, **options)
+        return GenerateConfig(prompts=[NO_PATH], output=NO_PATH, constraint_column=column, **options)
 
 
 def _rule(constraints: RunConstraints, given: dict[str, Any]) -> dict[str, Any]:

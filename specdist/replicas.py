@@ -85,6 +85,8 @@ def generate(
     """
     if output is not None and URL.match(str(output)):
         raise UserError(f"output is {output}, but must be a folder: jobs/generate.py writes to a bucket")
+    if "preview" in options:
+        raise UserError("preview is of jobs/generate.py, which prints it: give the first rows alone instead")
     check_names(options, set(GenerateConfig.__dataclass_fields__).difference(CALL_ARGUMENTS))
     given = plain_values({"target": target, "draft": draft, **options})
     check_types(GenerateConfig, given)

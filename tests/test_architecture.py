@@ -60,6 +60,7 @@ LAYERS = [
     {"job.costs"},
     {"job.replica"},
     {"job.recording"},
+    {"job.preview"},
     {"job.generate"},
     {"llm", "training"},
     {"results"},

@@ -120,7 +120,9 @@ def parse_given(
     parser = OptionParser(config_class, config_parser)
     given = {item[2:].split("=")[0].replace("-", "_") for item in options if item.startswith("--")}
     if chosen.config is not None:
-        options = parser.arguments_from_yaml(chosen.config, given) + options
+        same: frozenset[str] = getattr(config_class, "_alternatives", frozenset())
+        overridden = given | same if given & same else given
+        options = parser.arguments_from_yaml(chosen.config, overridden) + options
     values = vars(parser.values(options))
     del values["config"]
     urls = getattr(config_class, URL_OPTIONS, ())
@@ -220,7 +222,7 @@ class OptionParser(HfArgumentParser, CommandParser):
                 lines += ["", f"{group.title}:"]
             for action in actions:
                 about = re.split(r"; | \(|\. ", action.help or "")[0]
-                is_told = action.default is None or action.default is False or "default" in about
+                is_told = action.default in (None, "") or action.default is False or "default" in about
                 about += "" if is_told or action.required else f" (default: {action.default})"
                 lines.append(f"  --{action.dest:22}{textwrap.shorten(about, width - 26, placeholder=' ...')}")
         lines += ["", f"{len(self._main)} of {len(self._names)} options; {self.all_options}"]
@@ -305,7 +307,7 @@ class OptionHelp(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        is_told = "default" in text or action.default in (None, False, argparse.SUPPRESS)
+        is_told = "default" in text or action.default in (None, False, "", argparse.SUPPRESS)
         return text if is_told else f"{text} (default: %(default)s)"
 
 

@@ -19,7 +19,9 @@ from specdist.config.names import ALIASES, nearest_option
 from specdist.utils.errors import UserError
 
 # Of a run's files, which ``SpeculativeLLM`` neither reads nor writes.
-RUN_OPTIONS = ("prompts", "output", "constraint_column", "turns_column", "prompt_template", "rollout")
+RUN_OPTIONS = (
+    "prompts", "output", "preview", "constraint_column", "turns_column", "prompt_template", "rollout",
+)  # fmt: skip
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 

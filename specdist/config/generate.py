@@ -79,14 +79,14 @@ class GenerateConfig(
     _argument_group_name = "Run"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts", "output")
     _main_options: ClassVar[tuple[str, ...]] = (
-        "output", "limit", "tp_size", "draft_placement", "prompts", "prompt_column", "messages_column",
-        "system_prompt", "target", "draft", "dtype", "device", "target_quantization", "policy", "overlap",
-        "num_draft_tokens", "num_samples", "max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p",
-        "max_num_seqs", "max_seq_len",
+        "output", "preview", "limit", "tp_size", "draft_placement", "prompts", "prompt_column",
+        "messages_column", "system_prompt", "target", "draft", "dtype", "device", "target_quantization",
+        "policy", "overlap", "num_draft_tokens", "num_samples", "max_new_tokens", "stop", "seed",
+        "temperature", "top_k", "top_p", "max_num_seqs", "max_seq_len",
     )  # fmt: skip
 
     output: str = option(
-        help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
+        "", help="folder of the run, or its URL, such as s3://bucket/run; --preview needs none"
     )
     limit: int | None = option(None, at_least=1, help="use only the first N rows")
     rows_per_shard: int | None = option(
@@ -139,6 +139,8 @@ class GenerateConfig(
         self.resolve_prompts()
         self._resolve_policy()
         check_refusals(self)
+        if not self.output and self.preview is None:
+            raise UserError("--output must be given: name the run's folder, or look first, with --preview 3")
         if self.max_num_batched_tokens < self.block_tokens:
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"

@@ -123,10 +123,13 @@ class PromptOptions(ChatOptions):
 
     _argument_group_name = "Prompts"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts",)
+    # Of these one on the command line stands in the place of the file's others.
+    _alternatives = frozenset(("prompt_column", "messages_column", "turns_column", "prompt_template"))
 
-    prompts: str = option(
-        help="Arrow IPC file or folder, save_to_disk folder, Parquet, JSONL or CSV; or its URL (s3://, "
-        "gs://, hf://)",
+    prompts: list[str] = option(
+        action="extend",
+        help="Arrow IPC file or folder, save_to_disk folder, Parquet, JSONL or CSV; its URL (s3://, gs://, "
+        "hf://); or several, or a glob, whose rows follow one another",
     )
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
     messages_column: str | None = option(
@@ -170,6 +173,10 @@ class TurnOptions(PromptOptions):
         False, help="of --prompts that a run has written, read also the rows that have errors"
     )
     unfinished: bool = option(False, help="of a run in --prompts that is not complete, read what is")
+    preview: int | None = option(
+        None, at_least=1,
+        help="write nothing: print prompts and completions of the first N rows, and what all would take",
+    )  # fmt: skip
 
     _refusals: ClassVar[Refusals] = (
         ("prompt_column messages_column turns_column", lambda o: o.prompt_template is not None,
@@ -189,11 +196,15 @@ class TurnOptions(PromptOptions):
         ("trace logprobs prompt_logprobs", lambda o: o.turns_column is not None,
          "describes one completion of a row, and with --turns_column {o.turns_column} a row has several: "
          "leave one of them out, or give whole conversations in --messages_column"),
+        ("overwrite push_to_hub", lambda o: o.preview is not None,
+         "has no effect with --preview, which writes nothing: leave one of them out"),
     )  # fmt: skip
 
     def resolve_prompts(self) -> None:
         """Fill in the column: that of turns is one of messages, and a template needs none. Raises as without
         turns."""
+        # From Python one path may stand alone.
+        self.prompts = [self.prompts] if isinstance(self.prompts, str) else list(self.prompts)
         if self.prompt_template is None:
             self.messages_column = self.messages_column or self.turns_column
             super().resolve_prompts()

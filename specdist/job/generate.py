@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import statistics
 from collections.abc import Collection
@@ -15,11 +16,13 @@ from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.request import Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.measuring import costs_text
 from specdist.job.models.model_plan import ModelPlan, plan_models_and_options
+from specdist.job.preview import first_rows, of_all, prompt_line, row_text
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
@@ -39,6 +42,8 @@ from specdist.job.run.preflight import (
     NUM_HALVINGS,
     ROWS_TOO_LARGE,
     RunPlan,
+    RunRows,
+    check_rows,
     freeze_costs,
     plan_run,
 )
@@ -84,6 +89,8 @@ def generate_on_ranks(
     own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(run_batch_options, asked)))
     asked = replace(asked, **own_options)
     config, models = rank0_first(topology, partial(plan_models_and_options, asked, given))
+    if config.preview is not None:
+        return _preview(config, topology, models, activity)
     run = on_rank0(topology, partial(plan_run, config, models, topology))
     try:
         code = _generate_planned(config, topology, models, run, stop, activity)
@@ -95,6 +102,30 @@ def generate_on_ranks(
             run.membership.leave()
 
 
+def _preview(config: GenerateConfig, topology: Topology, models: ModelPlan, activity: Activity) -> int:
+    """Generate and print the first rows; returns the exit code. Raises :class:`UserError`."""
+    run, work = on_rank0(topology, partial(check_rows, config, models)), None
+    if run is not None:
+        for warning in _warnings(config, models, run):
+            logger.warning(warning)
+        work = promised_work(config, models, run)
+    work = broadcast_from_rank0(topology, work)
+    plan = ReplicaPlan(config=config, models=models, topology=topology, workload=work)
+    replica = build_replica(plan, activity=activity)
+    activity.begin("generating", has_progress=True)
+    if run is None:
+        replica.serve()
+    else:
+        num_rows = min(config.preview or 0, run.prompts.num_rows)
+        rows, stats = first_rows(num_rows, *_requests(config, models, run), replica)
+    if replica.costs is None:
+        replica.use_costs()
+    if run is not None:
+        document = {"rows": [json.loads(row.to_json()) for row in rows], **stats.summary(topology.world_size)}
+        print_document(document, *map(row_text, rows), of_all(stats, plan, replica), sep="\n\n")
+    return 0
+
+
 def _generate_planned(
     config: GenerateConfig,
     topology: Topology,
@@ -104,12 +135,8 @@ def _generate_planned(
     activity: Activity,
 ) -> int:
     """``run`` is None on all ranks except rank 0."""
-    log_to_file(
-        local_folder(config.output, config.cache_dir),
-        topology,
-        None if run is None else run.membership,
-        activity,
-    )
+    membership = None if run is None else run.membership
+    log_to_file(local_folder(config.output, config.cache_dir), topology, membership, activity)
     work = None
     if run is not None:
         for warning in _warnings(config, models, run):
@@ -144,7 +171,7 @@ def _generate_planned(
     return 0 if is_complete else EXIT_STOPPED
 
 
-def _warnings(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> list[str]:
+def _warnings(config: GenerateConfig, models: ModelPlan, run: RunRows) -> list[str]:
     """What a run's options, its target and its prompts give reason to say before it begins."""
     used = {name: getattr(config, name) for name in OPTIONS}
     unused = unused_settings(models.target, used if config.generation_config == "none" else None)
@@ -156,7 +183,7 @@ def _warnings(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> list[s
     return found
 
 
-def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> Workload:
+def promised_work(config: GenerateConfig, models: ModelPlan, run: RunRows) -> Workload:
     """What the prompts promise: some stand for all. Without costs to measure, the number of
     sequences alone."""
     num_completions = run.shards.num_completions
@@ -199,6 +226,26 @@ def start_lines(
     ]
 
 
+def _requests(config: GenerateConfig, models: ModelPlan, run: RunRows) -> tuple[RowRequests, StopRules]:
+    """The requests of rows, and where their completions end."""
+    encoder = prompt_encoder(config, models, run.folder)
+    end_ids, strings = models.target.stop_token_ids(), tuple(config.stop or ())
+    markers, info = models.constraints.markers, {} if run.folder is None else run.folder.manifest.info
+    options: dict[str, Any] = {
+        "prompts": run.prompts,
+        "encoder": encoder,
+        "num_samples": config.num_samples,
+        "constraints": models.constraints,
+        "row_options": run.row_options,
+        "thinking": ThinkingColumns(markers, encoder.detokenizer, strings) if markers else None,
+        "too_large": {tuple(row) for row in info.get(ROWS_TOO_LARGE, [])},
+    }
+    # A preview calls no function.
+    judged = None if config.preview is not None else rollout_rows(config, options)
+    rows = judged or RowRequests(**options)
+    return rows, StopRules(encoder.detokenizer, end_ids, strings, config.stop_repeats)
+
+
 def generate_rows(
     config: GenerateConfig,
     models: ModelPlan,
@@ -210,23 +257,13 @@ def generate_rows(
 ) -> bool:
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
-    encoder = prompt_encoder(config, models, run.folder)
-    end_ids, strings = models.target.stop_token_ids(), tuple(config.stop or ())
-    stop_rules = StopRules(encoder.detokenizer, end_ids, strings, config.stop_repeats)
+    rows, stop_rules = _requests(config, models, run)
     is_exact = record_check(config, run, replica.loading_check, replica.choices)
     for line in start_lines(config, run, replica, topology, has_kept_costs=has_kept_costs):
         logger.info(line)
-    markers = models.constraints.markers
-    options: dict[str, Any] = {
-        "prompts": run.prompts,
-        "encoder": encoder,
-        "num_samples": config.num_samples,
-        "constraints": models.constraints,
-        "row_options": run.row_options,
-        "thinking": ThinkingColumns(markers, encoder.detokenizer, stop_rules.strings) if markers else None,
-        "too_large": {tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
-    }
-    rows = rollout_rows(config, options) or RowRequests(**options)
+    begun = (found for row in range(run.prompts.num_rows) for found in rows.begin(row, [0], 0))
+    if (first := next((found for found in begun if isinstance(found, Request)), None)) is not None:
+        logger.info(prompt_line(first, stop_rules.detokenizer))
     progress = Progress(run.shards.num_completions, 0)
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
@@ -234,19 +271,10 @@ def generate_rows(
         fixes_tokens = reproducibility(config, topology, models) == "tokens"
         corrections = Corrections(run, replica.costs, at_any_time=fixes_tokens)
     stats_recorder = StatsRecorder(began_ns, None if corrections is None else corrections.ratios)
-    recorder = Recorder(
-        run,
-        rows,
-        stats_recorder,
-        progress=progress,
-        writer=ShardWriter(
-            run,
-            is_traced=config.is_traced,
-            is_exact=is_exact,
-            column_options=column_options(config),
-        ),
-        corrections=corrections,
+    writer = ShardWriter(
+        run, is_traced=config.is_traced, is_exact=is_exact, column_options=column_options(config)
     )
+    recorder = Recorder(run, rows, stats_recorder, progress=progress, writer=writer, corrections=corrections)
 
     def should_stop() -> bool:
         recorder.tick()

@@ -121,7 +121,7 @@ def test_the_short_help_has_the_main_options_on_one_screen(
     assert end.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
-    assert sorted(shown) == sorted(GenerateConfig._main_options) and len(shown) == 25
+    assert sorted(shown) == sorted(GenerateConfig._main_options) and len(shown) == 26
     assert len(lines) <= 50 and max(map(len, lines)) <= 100
     assert lines[-1].endswith("--help all lists all options")
 
@@ -252,6 +252,17 @@ def test_the_number_of_ranks_must_fit(options: dict[str, Any], fitting: set[int]
         assert ("or 2 to hold the draft on the target's rank 0" in message) == (fitting == {2, 3})
 
 
+def test_a_way_to_prompts_on_the_command_line_wins_over_another_in_the_file(tmp_path: Path) -> None:
+    """Alone it notices that both are taken, or that neither is refused where one place names both."""
+    values = NEEDED | {"messages_column": "chat", "prompts": ["a", "b"]}
+    found = from_file(tmp_path, values, "--prompt_template", "{{ x }}", "--chat")
+    assert (found.messages_column, found.prompt_column, found.prompts) == (None, None, ["a", "b"])
+    assert from_file(tmp_path, values, "--prompt_column=x", "--prompts=c").prompts == ["c"]
+    assert from_file(tmp_path, values).messages_column == "chat"
+    with pytest.raises(UserError, match="messages_column chat and --prompt_template exclude each other"):
+        from_file(tmp_path, values, "--prompt_template={{ x }}", "--messages_column=chat")
+
+
 def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
     """It records what was run; only --overwrite is left out, since repeating it would delete the run."""
     options = config(
@@ -267,6 +278,7 @@ def test_the_shipped_configurations_are_valid_and_their_shipped_prompts_can_be_r
     """Alone it notices a template's variable, an option or a column that is none."""
     for path in sorted((REPOSITORY / "jobs/configs").glob("*.yaml")):
         found = parse_generate_config(["--config", str(path)])
-        if found.prompts.startswith("jobs/"):
-            prompts = open_run_prompts(dataclasses.replace(found, prompts=str(REPOSITORY / found.prompts)))
+        if found.prompts[0].startswith("jobs/"):
+            found.prompts = [str(REPOSITORY / found.prompts[0])]
+            prompts = open_run_prompts(found)
             assert prompts.num_rows == 64 and prompts.is_chat and found.chat_format.variables

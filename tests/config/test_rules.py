@@ -123,6 +123,7 @@ REFUSED: list[dict[str, Any]] = [
     {"regex": "a", "stop": ["."]},
     {"constraint_column": "rules", "stop": ["."]},
     {"expert_parallel": "always"},
+    {"preview": 3, "overwrite": True},
 ]
 
 

@@ -102,12 +102,30 @@ def test_rows_of_a_run_are_those_without_errors_under_other_names(suffix: str, t
             found.prompt(37 - num_first)
 
 
+def test_what_a_run_had_read_of_another_gets_a_longer_name(tmp_path: Path) -> None:
+    """Alone it notices that two columns get one name, or that the older answer takes the newer one's."""
+    older = {name: TABLE[name].to_pylist()[::-1] for name in ("completion", "error", "row_id")}
+    columns = TABLE.to_pydict() | {"input_logprobs": TABLE["ref"]}
+    for prefix in ("input_", "input_input_"):
+        columns |= {f"{prefix}{name}": values for name, values in older.items()}
+    file = written(tmp_path / "a.arrow", pa.table(columns))
+    template = "{{ completion }} {{ input_completion }} {{ input_input_completion }}"
+    found = opened(file, template, keep_errors=True)
+    rows = found.table(0, len(TABLE))
+    new, old = columns["completion"][1], older["completion"][1]
+    assert found.prompt(1) == f"{new} {new} {old}"
+    for prefix in ("input_input_", "input_input_input_"):
+        assert all(rows[f"{prefix}{name}"].to_pylist() == older[name] for name in older)
+    assert rows["input_input_logprobs"].to_pylist() == rows["ref"].to_pylist()
+
+
 def test_every_refusal_of_templates_and_runs_is_true(tmp_path: Path) -> None:
     """Each has a template, a file or a folder with its fault; a file says the same as the text."""
     file, template = written(tmp_path / "a.jsonl", b'{"q": "x"}\n'), tmp_path / "t.jinja"
     template.write_text("{{ q }}\n{% if %}")
     errors = TABLE.set_column(5, "finish_reason", pa.array(["error"] * 5))
-    taken = written(tmp_path / "taken.arrow", TABLE.append_column("input_error", TABLE["ref"]))
+    both = {name: ["x"] for name in ("ref", "prompt", "source_prompt")}
+    taken = written(tmp_path / "taken.arrow", pa.table(both))
     faults: list[tuple[Path, dict[str, Any], list[str]]] = [
         (file, {"template": "no.jinja"}, ["--prompt_template no.jinja is not a file", "{{ question }}"]),
         (file, {"template": str(template)}, [f"{template}, line 2 is not valid in Jinja: Expected"]),
@@ -115,7 +133,7 @@ def test_every_refusal_of_templates_and_runs_is_true(tmp_path: Path) -> None:
         (file, {"template": "{% if 1 %}q{% endif %}"}, ["reads no column", "{{ question }}"]),
         (file, {"template": "{{ q }}", "system_prompt": "{{ s }}"}, ["--system_prompt reads s, but"]),
         (file, {"prompt_column": "q", "keep_errors": True}, ["--keep_errors has no effect", "leave it out"]),
-        (taken, {"prompt_column": "ref"}, ["names that others get here: input_error", "a copy"]),
+        (taken, {"template": "{{ ref }}"}, ["a column source_prompt, which", "rename it"]),
         (written(tmp_path / "e.arrow", errors), {"prompt_column": "ref"}, ["errors alone: --keep_errors"]),
     ]  # fmt: skip
     with recorded() as made:

@@ -1,4 +1,4 @@
-"""A line a minute in a log; on a terminal a bar, and six lines before it."""
+"""A line a minute in a log; on a terminal a bar, and seven lines before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_log_file_gets_a_line_a_minute(
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])
-def test_a_terminal_gets_six_lines_before_the_bar_and_the_log_has_all(
+def test_a_terminal_gets_seven_lines_before_the_bar_and_the_log_has_all(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_verbose: bool
 ) -> None:
     """A line that the summary leaves out would be nowhere: some are logged before there is a file."""
@@ -47,9 +47,9 @@ def test_a_terminal_gets_six_lines_before_the_bar_and_the_log_has_all(
         assert generate(job_arguments(generate, {**options, **of_run})) == 0
     start, bar = shown.getvalue().split("  0%|", 1)
     lines = [line.rstrip("\r ").split("\r")[-1] for line in start.split("\n")]
-    assert (len([line for line in lines if line.strip()]) <= 6) == (not is_verbose)
+    assert (len([line for line in lines if line.strip()]) <= 7) == (not is_verbose)
     [log] = (tmp_path / "logs").iterdir()
-    for label in ("logs  ", "models  ", "promise  ", "costs  ", "work  "):
+    for label in ("logs  ", "models  ", "promise  ", "costs  ", "work  ", "prompt      row 0, "):
         assert label in start and label in log.read_text()
     assert "24 of 24 rows, " in bar and "output  " in bar.splitlines()[-1]
     assert ("target matches" in start, "target matches" in log.read_text()) == (is_verbose, True)

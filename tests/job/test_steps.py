@@ -17,7 +17,7 @@ from specdist.job.run.opening import check_early
 from specdist.utils.errors import UserError
 from tests.job.gate import Gate
 from tests.job.killing import SLOW, fork_and_kill
-from tests.job.launching import logged_rows, parse, read_output, refused, run_here, shard_files
+from tests.job.launching import logged_rows, parse, read_output, refused, run_here, shard_bytes, shard_files
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
@@ -54,6 +54,27 @@ def test_tokens_are_those_of_a_column_with_the_rendered_texts(
         assert found.select(names).to_pylist() == expected.to_pylist()
         reason = "--prompt_template, line 1: integer division or modulo by zero"
         assert found["error"].to_pylist() == [None if n else reason for n in rows["n"]]
+
+
+def test_several_paths_are_one_input(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+    """A file, a glob and a folder, after a kill: byte for byte the run over one file of their record batches.
+    Alone it notices files in another order, and rows that are numbered from their own file's beginning."""
+    table = pa.ipc.open_file(pair.prompts).read_all()
+    places = {"z.arrow": (0, 7), "x/1.arrow": (7, 8), "x/2.arrow": (8, 15), "a/9.arrow": (15, 24)}
+    pieces = {name: table.slice(first, end - first) for name, (first, end) in places.items()}
+    for name, piece in {**pieces, "one.arrow": pa.concat_tables(pieces.values())}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+            writer.write_table(piece)
+    paths = [str(tmp_path / name) for name in ("z.arrow", "x/*.arrow", "a")]
+    run, one, output = options | SLOW | {"prompts": paths}, tmp_path / "one", tmp_path / "run"
+    assert run_here(**run | {"prompts": tmp_path / "one.arrow"}, output=one).code == 0
+    gate = Gate(tmp_path / "gate")
+    code = fork_and_kill(lambda: bool(logged_rows(output, 1)), gate=gate, **run, output=output)
+    assert code == -signal.SIGKILL and len(shard_files(output)) < 4
+    assert run_here(config=output / "config.yaml").code == 0
+    assert shard_bytes(output) == shard_bytes(one)
+    refused(run_here(**run | {"prompts": [*paths, output]}, output=output), f"--prompts {output} is in --out")
 
 
 def test_a_judge_reads_what_a_run_has_answered(options: dict[str, Any], tmp_path: Path) -> None:

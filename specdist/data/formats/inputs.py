@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import accumulate
 from pathlib import Path
 
@@ -41,6 +42,27 @@ SPLITS = {
 }
 IN_NAME, SHARD = r"(.*[-._ 0-9])?({})[-._ 0-9]", re.compile(r"(.+)-\d{5}-of-\d{5}.*\.")
 SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
+
+
+def shown(paths: Sequence[str]) -> str:
+    """Paths for messages: the first, and how many more."""
+    return paths[0] + (f" (and {len(paths) - 1} more)" if len(paths) > 1 else "")
+
+
+def globbed(paths: Sequence[str]) -> list[str]:
+    """The paths, and in the place of a glob those that it names, sorted."""
+    # Path.glob takes no pattern that begins at the root.
+    found = ([] if os.path.lexists(path) else glob(path, recursive=True) for path in paths)  # noqa: PTH207
+    return [name for path, names in zip(paths, found, strict=True) for name in sorted(names) or [path]]
+
+
+def files_at(path: str, place: Path) -> list[Path]:
+    """The data files of a path of ``--prompts``, which are at this place, in row order. Raises
+    :class:`UserError` if there are none, and for files of several splits."""
+    with reading(place):
+        files = find_files(place)
+    check_split(path, files)
+    return files
 
 
 def find_files(path: Path) -> list[Path]:
@@ -81,9 +103,13 @@ class Inputs:
     batch: Batch | None = None
 
 
-def read_inputs(files: list[Path], prompts: PromptColumn) -> Inputs:
+def read_inputs(path: str, files: list[Path], prompts: PromptColumn) -> Inputs:
     """All rows of files of one type: Arrow files are memory-mapped, and of Parquet files a few row groups are
     in memory at a time; rows of text files are all in memory. Raises :class:`UserError` with the file."""
+    num_files = Counter(_kind(file) for file in files)
+    if len(num_files) > 1:
+        counts = ", ".join(f"{count} {kind}" for kind, count in num_files.items())
+        raise UserError(f"--prompts {path} mixes types of files ({counts}): give those of one type")
     kind = _kind(files[0])
     if kind == "JSONL" and not prompts.is_chat and prompts.name in ("prompt", BODY) and is_batch(files):
         batch, table = read_batch(files)
@@ -164,10 +190,6 @@ def _folder_files(folder: Path) -> list[Path]:
             f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}: give the folder "
             "with the files themselves (folders in it are not searched)"
         )
-    num_files = Counter(_kind(file) for file in files)
-    if len(num_files) > 1:
-        counts = ", ".join(f"{count} {kind}" for kind, count in num_files.items())
-        raise UserError(f"--prompts {folder} mixes types of files ({counts}): give a folder of one type")
     return files
 
 

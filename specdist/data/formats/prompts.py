@@ -17,7 +17,7 @@ from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.formats.batches import BODY, Batch, Chat, prompt_of_body
 from specdist.data.formats.columns import is_list, is_text
 from specdist.data.formats.input_rows import InputRows
-from specdist.data.formats.inputs import check_split, describe_columns, find_files, read_inputs
+from specdist.data.formats.inputs import describe_columns, files_at, globbed, read_inputs, shown
 from specdist.data.formats.json_columns import JsonError, holds_json
 from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import (
@@ -225,7 +225,7 @@ class Prompts:
 
 
 def open_prompts(
-    path: str,
+    paths: str | Sequence[str],
     *,
     prompt_column: str | None,
     messages_column: str | None,
@@ -237,26 +237,26 @@ def open_prompts(
     template: PromptTemplate | None = None,
 ) -> Prompts:
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
-    is fetched into the ``cache_dir``.
+    is fetched into the ``cache_dir``; or of several, one after the other.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
     two columns and the ``template``; with ``has_turns`` the messages are texts of the user's turns. Of
     requests of OpenAI's batch format the column is their body, whether it is named or the default.
-    ``files``: those at the path, where they are known. ``keep_errors``: of what a run has written.
+    ``files``: those at the paths, where they are known. ``keep_errors``: of what a run has written.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
-    try:
-        files = list(files) or find_files(fetched(path, cache_dir))
-    except OSError as error:
-        raise UserError(f"--prompts {path} cannot be read: {error}") from error
-    check_split(path, files)
+    paths = [paths] if isinstance(paths, str) else paths
+    path = shown(paths)
+    files = list(files) or [
+        file for each in globbed(paths) for file in files_at(each, fetched(each, cache_dir))
+    ]
     watched = WatchedFiles(files)
     given = (prompt_column, messages_column, template)
     assert sum(each is not None for each in given) == 1, "the configuration names one of them"
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
-    found = read_inputs(files, column)
+    found = read_inputs(path, files, column)
     if found.rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
     column.check(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ def as_input(
     path: str, found: Inputs, *, keep_errors: bool, has_template: bool
 ) -> tuple[Inputs, dict[str, str]]:
     """Rows that a run has written, without its errors unless they are kept; and new names of columns: of all
-    that runs write, and of ``prompt`` where a template writes that.
+    that runs write, and have read of earlier ones, and of ``prompt`` where a template writes that.
 
     Raises :class:`UserError` for a name that is taken, an option without effect, and if no row is left.
     """
@@ -32,11 +33,13 @@ def as_input(
         raise UserError(f"--keep_errors has no effect: no run has written --prompts {path}; leave it out")
     renamed = {"prompt": "source_prompt"} if has_template and "prompt" in names else {}
     if is_run:
-        renamed = {name: f"input_{name}" for name in every_column() if name in names}
-    if taken := names.intersection(renamed.values()):
+        # What the run has read of another's is renamed with it, so that no two get one name.
+        own = {*every_column()}
+        renamed = {name: f"input_{name}" for name in names if re.sub("^(input_)+", "", name) in own}
+    elif renamed and "source_prompt" in names:
         raise UserError(
-            f"--prompts {path} has columns with names that others get here: {', '.join(sorted(taken))}; give "
-            "a copy without them, such as load_run(...).dataset.remove_columns([...]).to_parquet(FILE) writes"
+            f"--prompts {path} has a column source_prompt, which is what prompt would be called beside the "
+            "prompts of --prompt_template: rename it"
         )
     if not renamed:
         return found, {}

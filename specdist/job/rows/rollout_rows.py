@@ -19,10 +19,10 @@ from specdist.data.formats.prompts import RowError
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
 from specdist.engine.request import Completion, Request
+from specdist.job.rollouts.pool import RolloutPool
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import error_result, result_of, with_turns
 from specdist.rollout import Answer
-from specdist.job.rollouts.pool import RolloutPool
 
 # Of a completion, what a note has beside the answer to it.
 NOTED = (
@@ -94,9 +94,9 @@ class RolloutRows(RowRequests):
     def begin(
         self, row_id: int, samples: Sequence[int], shard: int, log: PartLog | None = None
     ) -> Iterator[Request | RowResult]:
-        assert log is not None
+        """Without a log, requests that are not judged."""
         for found in super().begin(row_id, samples, shard):
-            if isinstance(found, RowResult):
+            if log is None or isinstance(found, RowResult):
                 yield found
             elif (following := self._begun(found, log)) is not None:
                 yield following

@@ -245,6 +245,7 @@ class RowRequests:
                 answer["reasoning_content"] = found["completion_thinking"]
         return answer
 
+
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list. Raises :class:`UserError` for what is no prompt."""
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):

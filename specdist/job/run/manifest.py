@@ -19,6 +19,7 @@ from specdist.data.store.files import unique_tag
 from specdist.data.store.storage import is_url
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
+from specdist.job.rollouts.pool import check_function
 from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.heads.head import DraftHead
@@ -26,7 +27,6 @@ from specdist.models.passes.all_reduce import SUMS
 from specdist.models.passes.products import PRODUCTS
 from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
-from specdist.job.rollouts.pool import check_function
 from specdist.utils.packages import version_of
 
 # Stands for a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
@@ -162,7 +162,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
         "head": models.head.description() if models.head else None,
-        "prompts": config.prompts,
+        "prompts": config.prompts if len(config.prompts) > 1 else config.prompts[0],
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
         EXPERT_PARALLEL: models.is_expert_parallel,

@@ -13,6 +13,7 @@ from specdist.config.groups import values_of
 from specdist.config.processing import STRUCT
 from specdist.config.prompts import TurnOptions
 from specdist.data.formats.batches import BODY, CONSTRAINT
+from specdist.data.formats.inputs import files_at, globbed, shown
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.formats.templates import PromptTemplate
 from specdist.data.run.run_folder import run_of
@@ -97,20 +98,25 @@ def _open(config: GenerateConfig) -> Prompts:
     template, text = None, config.prompt_template
     if text is not None:
         template = PromptTemplate(text, system_prompt=config.system_prompt, is_chat=config.chat)
-    # Two URLs are compared alike.
-    path, output = Path(config.prompts).resolve(), Path(config.output).resolve()
-    if path in (output, output / "shards"):
-        raise UserError(f"--prompts {config.prompts} is in --output {config.output}: write to another folder")
-    run = run_of(fetched(config.prompts, config.cache_dir))
-    if config.unfinished and run is None:
+    output, files, is_run = Path(config.output).resolve(), list[Path](), False
+    for path in globbed(config.prompts):
+        # Two URLs are compared alike.
+        if config.output and Path(path).resolve() in (output, output / "shards"):
+            raise UserError(f"--prompts {path} is in --output {config.output}: write to another folder")
+        place = fetched(path, config.cache_dir)
+        run = run_of(place)
+        is_run |= run is not None
+        files += files_at(path, place) if run is None else run.finished_files(unfinished=config.unfinished)
+    if config.unfinished and not is_run:
         raise UserError(
-            f"--unfinished has no effect: --prompts {config.prompts} is not a run's folder; leave it out"
+            f"--unfinished has no effect: --prompts {shown(config.prompts)} is not a run's folder; leave it "
+            "out"
         )
     names = ("prompt_column", "messages_column", "limit", "cache_dir", "keep_errors")
     return open_prompts(
         config.prompts,
         has_turns=config.turns_column is not None,
-        files=[] if run is None else run.finished_files(unfinished=config.unfinished),
+        files=files,
         template=template,
         **{name: getattr(config, name) for name in names},
     )

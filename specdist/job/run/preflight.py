@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
+from specdist.data.formats.inputs import shown
 from specdist.data.formats.prompts import Prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.opening import open_run_folder
@@ -37,30 +38,34 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """The data, as only rank 0 must know it."""
+class RunRows:
+    """The rows, as only rank 0 must know them; a preview has no folder."""
 
     prompts: Prompts
     shards: ShardPlan
-    folder: RunFolder
-    manifest: Manifest
-    membership: Membership
-    row_options: RowOptionReader | None = None
+    row_options: RowOptionReader
+    folder: RunFolder | None = None
 
     @property
     def pending_shards(self) -> list[int]:
         """The shards without a completion record."""
-        return self.folder.unrecorded_shards(self.shards.num_shards)
+        num_shards = self.shards.num_shards
+        return [*range(num_shards)] if self.folder is None else self.folder.unrecorded_shards(num_shards)
 
 
-def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
-    """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
-    output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
-    check_output(output)
-    if config.push_to_hub is not None:
-        check_hub(config.push_to_hub)
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(RunRows):
+    """The rows with their folder."""
+
+    folder: RunFolder
+    manifest: Manifest
+    membership: Membership
+
+
+def check_rows(config: GenerateConfig, models: ModelPlan) -> RunRows:
+    """Open the prompts. Raises :class:`UserError`."""
     prompts = open_run_prompts(config)
-    check_chat_template(models.target, f"--prompts {config.prompts}" if prompts.is_chat else None)
+    check_chat_template(models.target, f"--prompts {shown(config.prompts)}" if prompts.is_chat else None)
     row_options = RowOptionReader(config, prompts)
     row_options.check()
     models.constraints.check_column(prompts)
@@ -70,14 +75,19 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     for warning in chat_warnings(config, prompts, encoder):
         logger.warning(warning)
     check_any_usable(prompts, encoder, models.constraints)
-    shards = row_options.shards(config.rows_per_shard)
-    manifest = run_manifest(config, models, prompts, topology, shards)
+    return RunRows(prompts=prompts, shards=row_options.shards(config.rows_per_shard), row_options=row_options)
+
+
+def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
+    """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
+    output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
+    check_output(output)
+    if config.push_to_hub is not None:
+        check_hub(config.push_to_hub)
+    rows = check_rows(config, models)
+    manifest = run_manifest(config, models, rows.prompts, topology, rows.shards)
     _check_overwrite(config)
-    membership = Membership(
-        output,
-        silent_after_s=config.lease_timeout,
-        name=former_replica(),
-    )
+    membership = Membership(output, silent_after_s=config.lease_timeout, name=former_replica())
     overwrite = config.overwrite and not num_restarts()
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=overwrite)
     try:
@@ -88,14 +98,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     if num_restarts():
         with membership.setup():
             _make_smaller(config, models, folder, topology.device.type)
-    return RunPlan(
-        prompts=prompts,
-        shards=shards,
-        folder=folder,
-        manifest=manifest,
-        membership=membership,
-        row_options=row_options,
-    )
+    return RunPlan(**vars(rows) | {"folder": folder}, manifest=manifest, membership=membership)
 
 
 def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder, device_type: str) -> None:

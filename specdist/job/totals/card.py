@@ -91,7 +91,7 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any], given: Mapping[str
     """The options by name, without those that do not apply, and all others that were chosen: of paths the
     last parts, since whose folders these were is nobody's business."""
     chosen = chosen_options(given)
-    chosen |= {name: last_name(str(chosen[name])) for name in PATH_OPTIONS & {*chosen}}
+    chosen |= {name: last_name(chosen[name]) for name in PATH_OPTIONS & {*chosen}}
     names = ("policy", *OPTION_NAMES, "verify", "acceptance", "overlap", "num_branches")
     of_draft = {name: run.get(name) for name in names} if run["policy"] != "none" else {"policy": "none"}
     values = {
@@ -107,8 +107,10 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any], given: Mapping[str
     return {name: value for name, value in values.items() if value is not None}
 
 
-def last_name(name: str | None) -> str | None:
-    """The last part of a local path; a hub's name stays whole."""
+def last_name(name: str | list[str] | None) -> str | None:
+    """The last part of a local path, or of each of several; a hub's name stays whole."""
+    if isinstance(name, list):
+        return ", ".join(last_name(each) or each for each in name)
     if name is None:
         return None
     path = Path(name)

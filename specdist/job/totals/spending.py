@@ -41,7 +41,7 @@ def options_of(config_path: Path) -> Mapping[str, Any]:
 
 def chosen_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of resolved options that are not what they would be by default, with this draft and policy."""
-    default = vars(GenerateConfig(prompts="", target="", output="", draft=options.get("draft")))
+    default = vars(GenerateConfig(prompts=[""], target="", output="-", draft=options.get("draft")))
     default = default | resolve_policy_options(options.get("policy", "none"), {})
     return {
         name: value

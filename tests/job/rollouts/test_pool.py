@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from specdist.rollout import Answer
 from specdist.job.rollouts.pool import RolloutPool, check_function
+from specdist.rollout import Answer
 from specdist.utils.errors import UserError
 from specdist.utils.host import process_state
 from tests.ranks import REPOSITORY

@@ -41,7 +41,7 @@ def checked(line: str) -> Command:
         num_processes = int(options.pop("--num_processes"))
         assert not options
     config = parse_generate_config(command.arguments)
-    assert (config.prompts, config.output) == ("PROMPTS", "OUTPUT")
+    assert (config.prompts, config.output) == (["PROMPTS"], "OUTPUT")
     config.check_world(num_processes)
     assert not config.warnings()
     return Command(None if gpus is None else tuple(map(int, gpus.split(","))), num_processes, config)
