@@ -71,8 +71,8 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
-    "engine.schedule.stopping", "job.rollouts", "job.run.opening", "job.totals", "lab.plan.hardware", "lab.plan.simulate",
-    "models.cache.pages", "models.heads.examples",
+    "engine.schedule.stopping", "job.rollouts", "job.run.opening", "job.totals", "lab.plan.hardware",
+    "lab.plan.simulate", "models.cache.pages", "models.heads.examples",
     "models.heads.info", "policies", "results.commands", "results.evaluate.config", "results.evaluate.run",
     "results.report", "results.runs", "rollout", "sampling.keys",
     "sampling.processing.row_table", "training.drafts.config", "training.heads.config",

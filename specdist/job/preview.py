@@ -44,12 +44,12 @@ def first_rows(
     # None where nothing waits: another turn may follow from what runs.
     requests = iter(lambda: waiting.popleft() if waiting else None, ...)
     for completion in replica.engine(requests, stop_rules, recorder).run():
-        found = rows.end(completion)
-        if isinstance(found, Request):
-            waiting.append(found)
-        else:
+        following = rows.end(completion)
+        if isinstance(following, Request):
+            waiting.append(following)
+        elif following is not None:
             text = stop_rules.detokenizer.decode(completion.request.prompt_ids, False)
-            ended.append(replace(found, prompt=text))
+            ended.append(replace(following, prompt=text))
     stats = recorder.close_shard(0)
     count_rows(stats, ended)
     return sorted(ended, key=lambda row: (row.row_id, row.sample_index)), stats
