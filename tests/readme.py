@@ -85,11 +85,11 @@ def workspace_of(path: Path) -> Path:
 @cache
 def generated() -> dict[str, str]:
     """What stands between the markers ``<!-- name:begin -->`` and ``<!-- name:end -->``, by name."""
-    from specdist.data.stats.schema import SECTIONS, markdown_table
+    from specdist.data.stats.schema import SECTIONS, fields_table
     from tests.models import family_table
 
     return {
-        **{section: markdown_table(section) for section in SECTIONS},
+        **{section: fields_table(name, fields()) for section, (name, fields) in SECTIONS.items()},
         "policies": policies(),
         "references": references(),
         "tree": tree(),
@@ -112,7 +112,7 @@ def policies() -> str:
             for option, info in OPTIONS[name].items()
             if option != "max_draft_tokens"
         ]
-        papers = "; ".join(paper.short() for paper in policy.papers)
+        papers = "; ".join(map(_short, policy.papers))
         lines.append(f"| `{name}` | {policy.drafts} | {', '.join(options)} | {papers} |")
     lines.append(f"| `{TARGET_ONLY}` | nothing: the target alone | | |")
     return "\n".join(lines)
@@ -120,12 +120,18 @@ def policies() -> str:
 
 def references() -> str:
     """The papers of all methods, each once."""
-    from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION
-    from specdist.policies.registry import POLICIES
+    from specdist.policies.registry import OF_ACCEPTANCE, OF_SPECULATION, POLICIES
 
     found = [paper for policy in POLICIES.values() for paper in policy.papers]
     papers = [*OF_SPECULATION, *found, *(paper for papers in OF_ACCEPTANCE.values() for paper in papers)]
-    return "\n".join(f"- {paper.markdown()}" for paper in dict.fromkeys(papers))
+    return "\n".join(f"- {paper}" for paper in dict.fromkeys(papers))
+
+
+def _short(paper: str) -> str:
+    """The first author, and the year."""
+    names, year = paper[: paper.index(")")].split(" (")
+    first, *others = names.split(", ")
+    return f"{first}{' et al.' * bool(others)} {year}"
 
 
 def compiled_kernels() -> str:

@@ -11,29 +11,19 @@ from specdist.policies.base import (
     VerifiedBlocks,
     VerifiedTokens,
 )
-from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
+from specdist.policies.lengths.counted import FixedLength
 from specdist.policies.lengths.goodput import Goodput
-from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
-from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, Svip
 
 __all__ = [
     "NUM_FEATURES",
-    "AdaEdl",
-    "ConfidenceThreshold",
     "DraftFeatures",
     "DraftSequences",
     "FixedLength",
-    "GammaTune",
-    "GammaTunePlus",
     "Goodput",
     "HeadKind",
-    "HfHeuristic",
     "LengthPolicy",
     "PutOff",
     "RoundContext",
-    "SpecDecPlusPlus",
-    "Sprinter",
-    "Svip",
     "VerifiedBlocks",
     "VerifiedTokens",
 ]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specdist.policies.base import LengthPolicy
-from specdist.policies.references import Reference
 from specdist.utils.rules import Rule, within
 
 COUNT, SHARE = within(at_least=1), within(at_least=0, at_most=1)
@@ -54,14 +53,14 @@ class RegisteredPolicy(LengthPolicy):
     Attributes:
         name: its ``--policy``.
         drafts: how far it drafts, for tables.
-        papers: its sources.
+        papers: its sources, each a line of Markdown.
         needs_costs: it uses the costs of passes, which are measured before the run.
         own_options: the options of a class that is not a dataclass.
     """
 
     name: ClassVar[str]
     drafts: ClassVar[str]
-    papers: ClassVar[tuple[Reference, ...]] = ()
+    papers: ClassVar[tuple[str, ...]] = ()
     needs_costs: ClassVar[bool] = False
     own_options: ClassVar[Mapping[str, OptionInfo]] = {}
 

@@ -12,15 +12,37 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdist.policies.base import HeadKind, LengthPolicy
 from specdist.policies.costs import CostModel
-from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
+from specdist.policies.lengths.counted import (
+    LEVIATHAN_2023,
+    FixedLength,
+    GammaTune,
+    GammaTunePlus,
+    HfHeuristic,
+)
 from specdist.policies.lengths.goodput import Goodput
-from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
-from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, DraftVerify, Svip
+from specdist.policies.lengths.thresholds import (
+    AdaEdl,
+    ConfidenceThreshold,
+    DraftVerify,
+    SpecDecPlusPlus,
+    Sprinter,
+    Svip,
+)
 from specdist.policies.options import OptionInfo, options_of
-from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
 from specdist.utils.errors import UserError
 from specdist.utils.rules import RULE, Rule
 
+CHEN_2023 = (
+    "Chen, Borgeaud, Irving, Lespiau, Sifre, Jumper (2023). *Accelerating Large Language Model Decoding "
+    "with Speculative Sampling*. [arXiv:2302.01318](https://arxiv.org/abs/2302.01318)"
+)
+DALIRI_2024 = (
+    "Daliri, Musco, Suresh (2024). *Coupling without Communication and Drafter-Invariant Speculative "
+    "Decoding*. [arXiv:2408.07978](https://arxiv.org/abs/2408.07978)"
+)
+# The papers of every run with a draft, and in addition of each --acceptance.
+OF_SPECULATION = (LEVIATHAN_2023, CHEN_2023)
+OF_ACCEPTANCE: dict[str, tuple[str, ...]] = {"rejection": (), "gumbel": (DALIRI_2024,)}
 TARGET_ONLY = "none"
 # The name for what is as good as any without tuning: goodput.
 AUTO = "auto"
@@ -84,8 +106,8 @@ def uses_features(policy: str) -> bool:
     return policy != TARGET_ONLY and bool(POLICIES[policy].uses_features)
 
 
-def papers_of(policy: str, acceptance: str) -> list[Reference]:
-    """The papers of a run's methods; none for the target alone."""
+def papers_of(policy: str, acceptance: str) -> list[str]:
+    """The papers of a run's methods, each a line of Markdown; none for the target alone."""
     if policy == TARGET_ONLY:
         return []
     return list(dict.fromkeys([*OF_SPECULATION, *POLICIES[policy].papers, *OF_ACCEPTANCE[acceptance]]))

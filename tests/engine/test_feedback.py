@@ -11,13 +11,8 @@ import pytest
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.policies import (
-    DraftSequences,
-    FixedLength,
-    HfHeuristic,
-    LengthPolicy,
-    VerifiedTokens,
-)
+from specdist.policies import DraftSequences, FixedLength, LengthPolicy, VerifiedTokens
+from specdist.policies.lengths.counted import HfHeuristic
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair

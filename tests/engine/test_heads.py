@@ -15,12 +15,8 @@ from specdist.engine.times.reports import PassCounts
 from specdist.models.heads.info import HiddenState
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
-from specdist.policies import (
-    DraftSequences,
-    LengthPolicy,
-    SpecDecPlusPlus,
-    Sprinter,
-)
+from specdist.policies import DraftSequences, LengthPolicy
+from specdist.policies.lengths.thresholds import SpecDecPlusPlus, Sprinter
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head

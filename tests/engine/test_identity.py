@@ -59,7 +59,7 @@ def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
 ) -> None:
     target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
-    common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
+    common = {"settings": settings, "eos": [7], "max_new_tokens": 20, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
     expected = Harness(target, draft, max_num_seqs=1, **common).generate(requests)
     for variation in VARIATIONS:
@@ -90,7 +90,7 @@ def test_ahead_no_block_length_branch_or_batch_changes_a_token() -> None:
     target, draft = llama_pair()
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []
-    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 1), (8, 4)):
+    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (8, 4)):
         replica = Harness(
             target,
             draft,

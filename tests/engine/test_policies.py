@@ -13,18 +13,10 @@ import numpy as np
 import pytest
 
 from specdist.data.stats.shard import Stats
-from specdist.policies import (
-    AdaEdl,
-    ConfidenceThreshold,
-    DraftSequences,
-    GammaTune,
-    GammaTunePlus,
-    HfHeuristic,
-    LengthPolicy,
-    Svip,
-    VerifiedBlocks,
-)
+from specdist.policies import DraftSequences, LengthPolicy, VerifiedBlocks
 from specdist.policies.lengths import thresholds
+from specdist.policies.lengths.counted import GammaTune, GammaTunePlus, HfHeuristic
+from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, Svip
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, markov_pair
 from tests.engine.sampled import ALARM, markov_replica, p_values

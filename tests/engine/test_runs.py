@@ -9,8 +9,9 @@ import pytest
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_runs import RunLengths
 from specdist.models.passes.acceleration import Acceleration
-from specdist.policies import ConfidenceThreshold, FixedLength, Goodput, LengthPolicy, SpecDecPlusPlus
+from specdist.policies import FixedLength, Goodput, LengthPolicy
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.lengths.thresholds import ConfidenceThreshold, SpecDecPlusPlus
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, llama_pair, requests_for
 from tests.engine.heads import random_head

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdist.engine.request import Completion
-from specdist.policies import Sprinter
+from specdist.policies.lengths.thresholds import Sprinter
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, llama_pair, requests_for
 from tests.engine.heads import constant_head, random_head

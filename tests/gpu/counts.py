@@ -3,8 +3,8 @@
     python -m tests.gpu.counts            the last line on stdout is JSON
     python -m tests.gpu.counts --write    also into specdist/lab/plan/counted.json, which the planner reads
 
-Kernels are counted by what the device is given, whatever their size, so tiny models of two and of four layers
-tell the kernels of a layer. Nothing here is a time, and nothing was measured on a GPU.
+Kernels are counted by what the device is given, whatever their size, so tiny models of one and of three
+layers tell the kernels of a layer. Nothing here is a time, and nothing was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.models.quantized_checkpoints import LAYOUTS, write
 from tests.ranks import REPOSITORY
 
 PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
-FEW_LAYERS, MORE_LAYERS = 2, 4
+FEW_LAYERS, MORE_LAYERS = 1, 3
 LENGTHS, NUM_NEW_TOKENS = (20, 9, 14, 12), 32
 MEANS = ("synchronisations", "copies", "replays", "replayed kernels", "eager kernels")
 

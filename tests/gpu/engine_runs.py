@@ -18,16 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
-from specdist.policies import (
-    ConfidenceThreshold,
-    FixedLength,
-    GammaTunePlus,
-    Goodput,
-    LengthPolicy,
-    SpecDecPlusPlus,
-    Sprinter,
-)
+from specdist.policies import FixedLength, Goodput, LengthPolicy
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.lengths.counted import GammaTunePlus
+from specdist.policies.lengths.thresholds import ConfidenceThreshold, SpecDecPlusPlus, Sprinter
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.gpu.device import DEVICE

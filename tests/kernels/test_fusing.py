@@ -25,6 +25,7 @@ from specdist.models.batch.flat import PagedSegments
 from specdist.models.cache import key_value
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.families.dry_run import LayerShapes, recording
+from specdist.models.passes import fusing
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.all_reduce import SUMMING
 from specdist.models.passes.fused_modules import FusedRouter
@@ -368,10 +369,11 @@ ROUTERS = ("qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "deepseek_v3", "mist
 
 @pytest.mark.parametrize("family", ROUTERS)
 def test_routers_choose_what_their_own_code_does(
-    family: str, device: torch.device, caplog: pytest.LogCaptureFixture
+    family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """DeepSeek's of two groups of three. One that rounds its scores to half precision stays as it is, and so
     do all where ranks differ."""
+    monkeypatch.setattr(fusing, "NUM_TOKENS", 3)
     sizes = {"num_experts": 12, "num_local_experts": 12, "n_group": 3, "topk_group": 2}
     model = build(family, num_experts_per_tok=3, **sizes).to(device, torch.bfloat16)
     router = next(each for each in model.modules() if hasattr(each, "top_k") and hasattr(each, "weight"))

@@ -136,9 +136,9 @@ def test_rotary_embeddings_are_those_of_transformers(
     """To the last bit: every step rounds alike. The halves of cos and sin differ, as no model's do. What is
     also written, as numbers or in 8 bits, are rotated keys, and values; and nothing else is."""
     queries, keys = (
-        random(5, heads, width, dtype=dtype, device=device, seed=heads) for heads in (num_heads, num_kv_heads)
+        random(3, heads, width, dtype=dtype, device=device, seed=heads) for heads in (num_heads, num_kv_heads)
     )
-    cos, sin = (random(5, width, dtype=dtype, device=device, seed=seed) for seed in (8, 9))
+    cos, sin = (random(3, width, dtype=dtype, device=device, seed=seed) for seed in (8, 9))
     plain = apply_rotary_pos_emb(
         queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], cos[None], sin[None]
     )
@@ -149,10 +149,10 @@ def test_rotary_embeddings_are_those_of_transformers(
             assert found.is_contiguous()
             assert torch.equal(found, plainly[0].transpose(0, 1))
     # From the smallest numbers to the largest, and zeros.
-    values = random(5, 2 * num_kv_heads, width, dtype=FLOAT32, device=device, seed=7)[:, num_kv_heads:]
+    values = random(3, 2 * num_kv_heads, width, dtype=FLOAT32, device=device, seed=7)[:, num_kv_heads:]
     values = (values * torch.exp(4 * values)).clamp(-6e4, 6e4).to(dtype)
     values[0, 0] = 0
-    rotated, index_T = plain[1][0].transpose(0, 1), torch.tensor([31, 0, 7, 8, 30], device=device)
+    rotated, index_T = plain[1][0].transpose(0, 1), torch.tensor([31, 0, 8], device=device)
     for kind in (dtype, torch.float8_e4m3fn):
         pages = torch.full((3, 2, 4, 8 * num_kv_heads * width), 5, dtype=kind, device=device)
         scales = torch.full((3, 2, 4, 8 * num_kv_heads), 5, dtype=BFLOAT16, device=device)

@@ -99,8 +99,8 @@ def test_every_engine_is_measured_on_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The target alone by transformers and by vLLM in processes, as the job starts them; all else here, which
-    saves the imports."""
+    """The target alone by transformers and vLLM in processes, as the job starts them, with one size; all else
+    here, which saves the imports."""
     package, run_process = tmp_path / "packages/vllm", subprocess.run
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(STAND_IN)
@@ -111,7 +111,8 @@ def test_every_engine_is_measured_on_the_same_rows(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def run(command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any) -> Any:
-        if is_worker(command) and json.loads(Path(command[-2]).read_text())["draft"] is None:
+        work = json.loads(Path(command[-2]).read_text()) if is_worker(command) else {"draft": ""}
+        if work["draft"] is None and work["batch_size"] == BATCH:
             return run_process(command, env=env, stdout=stdout, stderr=stderr)
         with monkeypatch.context() as patch, contextlib.redirect_stdout(stdout):
             for name, value in env.items():

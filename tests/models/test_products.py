@@ -21,9 +21,9 @@ from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.products import KERNEL, TORCH, choose_products
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
-from tests.kernels.test_fusing import NUM_LAYERS, NUM_TOKENS, logits_of, paged_model
+from tests.kernels.test_fusing import NUM_TOKENS, logits_of, paged_model
 
-CPU, WIDTH = torch.device("cpu"), 256
+CPU, WIDTH, NUM_LAYERS = torch.device("cpu"), 256, 2
 FORM = LayerFormat(numbers="float8", rows=1, columns=None, activations="token")
 JOINED, PLAIN, NARROW = KINDS = f"192 × {WIDTH}", f"100 × {WIDTH}", f"80 × {WIDTH}, {FORM}"
 
@@ -136,7 +136,7 @@ def test_what_follows_a_product_is_in_its_kernel(
     monkeypatch.setattr(products, "NUM_TOKENS", (1, NUM_TOKENS))
     monkeypatch.setattr(products, "NUM_NORMED", (1, NUM_TOKENS)[: 1 if case == "many" else 2])
     monkeypatch.setattr(products, "MIN_WEIGHTS", 1)
-    model = paged_model(family, CPU, torch.float32)
+    model = paged_model(family, CPU, torch.float32, num_hidden_layers=NUM_LAYERS)
     model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda *args: 2 * args[2])
     expected = logits_of(model)
     fused, seconds = FusedLayers(model, CPU, torch.float32), itertools.cycle((2.0, 1.0))

@@ -12,7 +12,6 @@ NEXT = "tests/models/test_static_runs.py::test_a_run_reads_the_next_tokens_that_
 WAITS = "tests/gpu/test_counts.py::test_the_host_waits_once_for_a_pass_and_twice_or_less_for_a_draft"
 HISTORIES = "tests/engine/test_feedback.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
-HEAD_POLICIES = "tests/policies/test_heads.py"
 REHEARSAL = "tests/job/test_rehearsal.py::test_a_slow_host_is_found_where_it_is_slow"
 GOODPUT = "tests/policies/test_goodput_learning.py"
 
@@ -71,7 +70,7 @@ POLICY_FAULTS = (
     Mutant("specdecpp-forgets-all-estimates-but-last", "SpecDecPlusPlus.wants",
         "        survival_DR[0] *= self._survival[draft_slots_R]\n",
         "",
-        (HEAD_POLICIES,)),
+        (THRESHOLDS,)),
     Mutant("estimate-of-draw-without-its-features", "HiddenStateHead.estimates_of_draws",
         "(torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()",
         "torch.logit(estimates_N, eps=LEAST_ESTIMATE).sigmoid()",

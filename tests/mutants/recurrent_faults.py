@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 STATES = "tests/models/recurrent/test_states.py::"
 BLOCKS = STATES + "test_blocks_chunks_and_rollbacks_give_transformers_outputs"
 BRANCH = STATES + "test_a_branch_has_the_state_of_its_sequence_and_gives_its_own_back"
-DRIFT = STATES + "test_a_thousand_rollbacks_leave_the_state_of_a_run_without_any"
+DRIFT = STATES + "test_hundreds_of_rollbacks_leave_the_state_of_a_run_without_any"
 WRONG_PLACE = STATES + "test_positions_that_a_state_does_not_lead_to_are_an_error"
 RECORDED_TESTS = "tests/models/recurrent/test_recorded.py::"
 RECORDED = RECORDED_TESTS + "test_recorded_passes_are_right_for_every_acceptance"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specdist.policies import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
+from specdist.policies import FixedLength
+from specdist.policies.lengths.counted import GammaTune, GammaTunePlus, HfHeuristic
 from tests.policies.rows import after, asked, begun, length
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import get_args, get_type_hints
 
 from specdist.config.generate import GenerateConfig
-from specdist.policies.references import OF_ACCEPTANCE
-from specdist.policies.registry import POLICIES, papers_of
+from specdist.policies.registry import OF_ACCEPTANCE, POLICIES, papers_of
 
 
 def test_every_choice_has_its_references() -> None:
@@ -18,11 +17,7 @@ def test_every_choice_has_its_references() -> None:
 
 def test_a_run_is_told_its_methods() -> None:
     found = papers_of("svip", "gumbel")
-    assert [reference.arxiv for reference in found] == [
-        "2211.17192",
-        "2302.01318",
-        "2411.18462",
-        "2408.07978",
-    ]
+    links = [paper.partition("[arXiv:")[2].partition("]")[0] for paper in found]
+    assert links == ["2211.17192", "2302.01318", "2411.18462", "2408.07978"]
     assert papers_of("none", "rejection") == []
-    assert found[0].markdown().endswith("ICML 2023; [arXiv:2211.17192](https://arxiv.org/abs/2211.17192)")
+    assert found[0].endswith("ICML 2023; [arXiv:2211.17192](https://arxiv.org/abs/2211.17192)")

@@ -70,12 +70,6 @@ def column_fields(schema: pa.Schema, other_meaning: str) -> list[Field]:
     ]
 
 
-def markdown_table(section: str) -> str:
-    """The Markdown table of a section."""
-    heading, fields = SECTIONS[section]
-    return fields_table(heading, fields())
-
-
 def fields_table(heading: str, fields: Iterable[Field]) -> str:
     """A Markdown table with ``heading`` over its first column."""
     rows = [[code(field.name), plain(field.type), field.meaning.replace("|", "\\|")] for field in fields]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from specdist.config.speculation import NGRAM
 from specdist.data.store.files import write_atomically
 from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan import report
-from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend
-from specdist.lab.plan.basis import bases, bases_lines
+from specdist.lab.plan.advise import MOST_GPUS, WORTHWHILE, Plan, Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, GPUS, TERA, find_gpu
 from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.remedies import find_remedies
 from specdist.lab.plan.shapes import EAGLE3, NAMED, eagle3_config, named_config
 from specdist.lab.plan.simulate import OWN_GPU
 from specdist.models.drafters.files import head_config
@@ -128,12 +126,12 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     if config.output_config is not None:
         _write_config(config.output_config, report.run_yaml(options, command, launch))
     longest = options.get("max_seq_len", max_positions)
-    rests_on = bases(chosen, target, draft, site)
+    rests_on = report.bases(chosen, target, draft, site)
     parts += [
         report.plan_table(planner, chosen, config.gpu_price),
         report.reason(plans, chosen, planner),
         *(["\n".join([no_more, *helping])] if binds else []),
-        bases_lines(rests_on),
+        report.bases_lines(rests_on),
         f"Prompt and completion need {work.row_tokens:,} tokens together, and may have {longest:,} "
         "(--max_seq_len); a longer prompt becomes an error row.",
         "\n".join([*launch, *filter(None, [report.shapes_note(options)])]),
@@ -191,6 +189,41 @@ def plan_call(config: GenerateConfig, gpus: Sequence[int], num_rows: int, num_by
     placed = f"{chosen.num_replicas} x ({report.NAMES[chosen.settings.mode]}, {report.setting(chosen)})"
     logger.info("%s, the most tokens/s of %d plans for %s (%s)", placed, len(plans), where, gpu)
     return chosen
+
+
+def find_remedies(
+    config: PlanConfig, planner: Planner, chosen: Plan | None, plan_with: Callable[[PlanConfig], Planner]
+) -> Iterator[str]:
+    """What helps where memory binds, each planned with, as lines with an option to type and what it gives: of
+    each option the first value with which the target fits, where nothing does (``chosen`` is None), or with
+    which a GPU has clearly more tokens per second. ``plan_with``: of other options; it may refuse them."""
+    for name, values in _options_that_may_help(config, planner, does_fit=chosen is not None):
+        for value in values:
+            try:
+                other = plan_with(dataclasses.replace(config, **{name: value}))
+            except UserError:
+                continue
+            plan = other.best("target only" if chosen is None else chosen.settings.mode)
+            gain = plan and (plan.tokens_per_s_per_gpu / (chosen or plan).tokens_per_s_per_gpu)
+            if plan and gain and (chosen is None or gain >= WORTHWHILE):
+                times = f", {gain:.2f} times per GPU" if chosen else ""
+                rate = f"{plan.tokens_per_s:,.0f} tokens/s{times}"
+                yield f"- --{name} {value}: {rate} ({plan.num_replicas} x {report.setting(plan)})"
+                break
+
+
+def _options_that_may_help(
+    config: PlanConfig, planner: Planner, *, does_fit: bool
+) -> Iterator[tuple[str, list[Any]]]:
+    yield "cache_dtype", ["float8"]
+    # Experts are not quantised while they are loaded, and a checkpoint may be refused.
+    yield "target_quantization", [] if planner.target.experts else ["float8", "int8"]
+    yield "draft_quantization", ["int8"] if planner.draft and does_fit else []
+    yield "gpus_per_node", [num for num in (2, 4, MOST_GPUS) if num > config.gpus_per_node]
+    if not does_fit:
+        gpus = sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes)
+        yield "gpu", [gpu.name for gpu in gpus if gpu.memory_bytes > planner.site.gpu.memory_bytes]
+        yield "prompt_tokens", [config.prompt_tokens >> halved for halved in range(1, 9)]
 
 
 def _write_config(path: str, content: str) -> None:

@@ -4,9 +4,9 @@ of the run as a YAML file, and the commands that start it."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -14,11 +14,12 @@ from specdist.config.groups import DrawingOptions, values_of
 from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
 from specdist.job.totals.spending import price_per_million
 from specdist.lab.plan.advise import WORTHWHILE, Plan, Planner, Site, Work
-from specdist.lab.plan.hardware import Gpu
+from specdist.lab.plan.hardware import MEASURED_RATES, PUBLISHED, Gpu
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.shapes import EAGLE3, SHAPES
-from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
+from specdist.lab.plan.simulate import OWN_GPU, PREFILL_CHUNK_TOKENS, Mode
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.host import GIB, MIB
 from specdist.utils.table import Table
 
@@ -37,6 +38,16 @@ PARTS = ("weights", "buffers", "driver")
 SHARDS_PER_REPLICA = 4
 GPU_LAUNCH = "jobs/accelerate/gpu8.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
+# How a figure is known.
+Basis = Literal[
+    "measured",
+    "fitted to published figures",
+    "assumed, near published figures",
+    "assumed, confirmed by nobody",
+]
+BASES = MEASURED, FITTED, NEAR, ASSUMED = get_args(Basis)
+# Forwards on an H200, or figures of other engines, are near those of the assumed shares of these GPUs' peaks.
+CONFIRMED = ("b200", "h200", "h100-sxm", "a100-80")
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work, gpu: Gpu) -> str:
@@ -272,3 +283,54 @@ def launch_lines(commands: Sequence[str], num_nodes: int) -> list[str]:
     if len(commands) * num_nodes > 1:
         title += "; they share the prompts through the output folder"
     return [f"{title} (with your paths in place of {PROMPTS} and {OUTPUT}):", *commands]
+
+
+def bases(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -> dict[Basis, list[str]]:
+    """What the plan rests on, by how it is known. ``draft``: None of one without."""
+    found: dict[Basis, list[str]] = {basis: [] for basis in BASES}
+    for basis, what in _found(plan, target, None if plan.settings.mode == "target only" else draft, site):
+        found[basis].append(what)
+    return found
+
+
+def bases_lines(found: dict[Basis, list[str]]) -> str:
+    """The same as text."""
+    lines = [f"- {basis}: {'; '.join(whats)}" for basis, whats in found.items() if whats]
+    return "\n".join(["The plan rests on figures that are", *lines])
+
+
+def _found(plan: Plan, target: ModelSize, draft: ModelSize | None, site: Site) -> Iterator[tuple[Basis, str]]:
+    gpu, is_calibrated = site.gpu, site.gpu.figures != PUBLISHED
+    models = [target] if draft is None else [target, draft]
+    shares = "what kernels reach of the GPU's peaks, and a kernel's, a launch's and a wait's times"
+    if is_calibrated:
+        yield MEASURED, "the GPU's memory, products, launches and waits"
+    elif gpu.name in CONFIRMED:
+        yield NEAR, shares
+    else:
+        yield ASSUMED, shares
+    yield ASSUMED, "products of few tokens as fast as cuBLAS's (the project's kernel was never timed)"
+    yield MEASURED, "kernels and waits of a pass (counted); attention's rate (one H200)"
+    yield FITTED, "rates of reading the cache, and a sequence's host time"
+    yield ASSUMED, "0.5 ms of the host's in a round (1.0 to 2.6 on one H200)"
+    for kind in dict.fromkeys(model.product for model in models if model.num_quantized):
+        if kind in gpu.products:
+            elsewhere = "" if gpu.name == "h200" else f", taken for the {gpu.name}"
+            if gpu.products[kind] == MEASURED_RATES[kind]:  # else among the GPU's own
+                yield MEASURED, f"{kind} products (one matrix on one H200{elsewhere})"
+            elif not is_calibrated:
+                yield ASSUMED, f"{kind} products at the {gpu.name}'s published rate"
+        else:
+            yield ASSUMED, "quantised layers are written in 16 bits and read again"
+    if any(model.experts for model in models):
+        yield FITTED, "experts (TensorRT-LLM's: this engine's were never timed)"
+        yield ASSUMED, "tokens choose experts uniformly"
+    if plan.tp_size > 1 and not any(one.num_ranks == plan.tp_size for one in gpu.sums):
+        yield ASSUMED, f"sums over {plan.tp_size} GPUs"
+    if plan.settings.mode in OWN_GPU:
+        yield ASSUMED, "0.2 ms for messages to the draft's GPU and back"
+    if (mode := plan.settings.mode) == "n-grams":
+        yield MEASURED, "the lookup's time (a host's core)"
+    if mode != "target only":
+        match = ", and a match in every round" * (mode == "n-grams")
+        yield ASSUMED, f"an acceptance of {plan.settings.acceptance:g} for every token (--acceptance){match}"

@@ -46,43 +46,36 @@ def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
 
 def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     """Refuse a model that the engine cannot run, or cannot shard over ``tp_size`` ranks, by name."""
-    config = checkpoint.config.get_text_config()
-    family = config.model_type
-    what = f"{checkpoint.option} {checkpoint.name}"
-    other = "choose a model of another family (Llama, Qwen, Gemma, ...)"
+    family, reason = _why_not(checkpoint)
+    what = f"{checkpoint.option} {checkpoint.name} is of the family {family}"
+    if reason is not None:
+        raise UserError(f"{what}, {reason}: choose a model of another family (Llama, Qwen, Gemma, ...)")
+    if tp_size > 1 and family in UNSHARDABLE_FAMILIES:
+        raise UserError(f"{what}, which cannot be cut over ranks: use --tp_size 1")
+
+
+def _why_not(checkpoint: Checkpoint) -> tuple[str, str | None]:
+    """The family that a model is of, and why the engine cannot run it; None if it can."""
+    config, whole = checkpoint.config.get_text_config(), checkpoint.config.model_type
+    family, by_itself = config.model_type, "and specdist runs tokens of many sequences in one pass"
     model_class = causal_model_class(checkpoint)
     if model_class is None:
-        raise UserError(f"{what} is of the family {family}, which is not a causal language model: {other}")
-    other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if other_layers:
-        raise UserError(
-            f"{what} is of the family {family} and has layers ({', '.join(sorted(other_layers))}) that "
-            f"specdist does not implement: {other}"
-        )
+        return family, "which is not a causal language model"
+    if others := set(getattr(config, "layer_types", None) or []) - LAYER_TYPES:
+        return family, f"and has layers ({', '.join(sorted(others))}) that specdist does not implement"
     if not can_page_attention(model_class, family):
-        raise UserError(
-            f"{what} is of the family {family}, whose attention does not go through transformers' attention "
-            f"registry: specdist cannot run it; {other}"
-        )
+        return family, "whose attention is not in transformers' attention registry, so specdist cannot run it"
     if not hasattr(config, "num_hidden_layers"):
-        raise UserError(f"{what} is of the family {family}, which is not a stack of layers: {other}")
+        return family, "which is not a stack of layers"
     # A model within another hands its arguments on; recurrent layers need none.
     if (
         config is checkpoint.config
         and set(getattr(config, "layer_types", None) or ["full_attention"]) != {"linear_attention"}
         and "position_ids" not in inspect.signature(model_class.forward).parameters
     ):
-        raise UserError(
-            f"{what} is of the family {family}, whose model ({model_class.__name__}) takes no positions of "
-            f"its tokens, and specdist runs tokens of many sequences in one pass: {other}"
-        )
-    whole = checkpoint.config.model_type
+        return family, f"whose model ({model_class.__name__}) takes no positions of its tokens, {by_itself}"
     if whole in SHIFTED_FAMILIES:
-        raise UserError(
-            f"{what} is of the family {whole}, which counts the positions of its tokens by itself, and "
-            f"specdist runs tokens of many sequences in one pass: {other}"
-        )
+        return whole, f"which counts the positions of its tokens by itself, {by_itself}"
     if getattr(checkpoint.config, "is_encoder_decoder", False):
-        raise UserError(f"{what} is of the family {whole}, which has an encoder beside its decoder: {other}")
-    if tp_size > 1 and family in UNSHARDABLE_FAMILIES:
-        raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
+        return whole, "which has an encoder beside its decoder"
+    return family, None

@@ -20,7 +20,7 @@ OPTIONS = {
     "min_new_tokens": 0,
     "suppress_tokens": None,
 }
-# Options under the file's names, with the types of their values.
+# Options under the file's names, with the types of their values, or of a list and of what is in it.
 TYPES: dict[str, tuple[str, type, type]] = {
     "temperature": ("temperature", float, int),
     "top_k": ("top_k", int, int),
@@ -34,31 +34,17 @@ TYPES: dict[str, tuple[str, type, type]] = {
     "suppress_tokens": ("suppress_tokens", list, int),
     "do_sample": ("do_sample", bool, bool),
 }
-# The types of what is in lists.
-ITEMS: dict[str, type] = {"stop_strings": str, "suppress_tokens": int}
 # Where an option does the same of other values.
 SIMILAR = {
     "bad_words_ids": "give the words with --bad_words",
     "sequence_bias": "give biases of single tokens with --logit_bias",
 }
-# What transformers would do in addition, with the values that change nothing.
-OTHERS: dict[str, tuple[object, ...]] = {
-    "top_h": (None,),
-    "typical_p": (None, 1),
-    "epsilon_cutoff": (None, 0),
-    "eta_cutoff": (None, 0),
-    "encoder_repetition_penalty": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-    "penalty_alpha": (None, 0),
-    "guidance_scale": (None, 1),
-    "num_beams": (None, 1),
-    "min_length": (None, 0),
-    "bad_words_ids": (None,),
-    "begin_suppress_tokens": (None,),
-    "sequence_bias": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "exponential_decay_length_penalty": (None,),
+# What transformers would do in addition, by the value that, like None, changes nothing.
+OTHERS: dict[int | None, str] = {
+    0: "epsilon_cutoff eta_cutoff no_repeat_ngram_size penalty_alpha min_length",
+    1: "typical_p encoder_repetition_penalty guidance_scale num_beams",
+    None: "top_h bad_words_ids begin_suppress_tokens sequence_bias forced_bos_token_id forced_eos_token_id "
+    "exponential_decay_length_penalty",
 }
 
 
@@ -74,16 +60,16 @@ def default_options(checkpoint: Checkpoint) -> dict[str, Any]:
     if values is None:
         raise UserError(f"{what} has no {GENERATION_CONFIG_NAME}: leave the option out")
     found: dict[str, Any] = {}
-    for name, (option, *types) in TYPES.items():
+    for name, (option, kind, other) in TYPES.items():
         value = values.get(name)
         if name == "stop_strings" and isinstance(value, str):
             value = [value]
         if value is None:
             continue
-        is_list = isinstance(value, list)
-        if type(value) not in types or (
-            name in ITEMS and not (is_list and {*map(type, value)} <= {ITEMS[name]})
-        ):
+        is_right = type(value) in (kind, other)
+        if kind is list:
+            is_right = isinstance(value, list) and {*map(type, value)} <= {other}
+        if not is_right:
             raise UserError(f"{what}: {name} is {value!r} in its {GENERATION_CONFIG_NAME}: correct the file")
         found[option] = value
     if found.pop("do_sample", True) is False:
@@ -107,7 +93,12 @@ def unused_settings(checkpoint: Checkpoint, used: Mapping[str, Any] | None) -> s
         and values.get(name) not in (None, [])
         and values[name] not in (neutral, used.get(name))
     }
-    foreign = {name: values[name] for name, neutral in OTHERS.items() if values.get(name) not in neutral}
+    foreign = {
+        name: values[name]
+        for neutral, names in OTHERS.items()
+        for name in names.split()
+        if values.get(name) not in (None, neutral)
+    }
     found = []
     if wanted:
         options = " ".join(f"--{name} {_typed(value)}" for name, value in wanted.items())

@@ -42,6 +42,10 @@ OTHER_KEYS = {
 # Others (PiSSA, OLoRA, LoftQ, ...) change the model's own weights before they train the adapter.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 NUM_SHOWN = 3
+MERGE = (
+    "merge it into its model with PEFT (merge_and_unload), save that with save_pretrained, and name that "
+    "folder as the model"
+)
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,7 @@ def open_adapter(option: str, name: str, checkpoint: Checkpoint) -> LoraAdapter:
 def _check_config(what: str, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise UserError(
-            f"{what} is a PEFT adapter of type {kind}, and only LORA is merged here: merge it into its model "
-            "with PEFT (merge_and_unload), save that with save_pretrained, and name that folder as the model"
-        )
+        raise UserError(f"{what} is a PEFT adapter of type {kind}, and only LORA is merged here: {MERGE}")
     start = config.get("init_lora_weights")
     changed = {key: value for key, value in config.items() if value and key not in READ_KEYS | OTHER_KEYS}
     if start not in PLAIN_STARTS:
@@ -111,10 +112,7 @@ def _check_config(what: str, config: Mapping[str, Any]) -> None:
             if key == "init_lora_weights"
             else "which is not merged here:"
         )
-        raise UserError(
-            f"{what} has {key} {value!r} in {ADAPTER_CONFIG_NAME}, {why} merge it into its model with PEFT "
-            "(merge_and_unload), save that with save_pretrained, and name that folder as the model"
-        )
+        raise UserError(f"{what} has {key} {value!r} in {ADAPTER_CONFIG_NAME}, {why} {MERGE}")
 
 
 def _stored_tensors(what: str, path: Path) -> list[_Stored]:
@@ -169,8 +167,7 @@ def _fitted(
         if parameters & tied:
             raise UserError(
                 f"{what} changes {each.of}, and {checkpoint.option} {checkpoint.name} has the same weights "
-                "for its embedding and its output head (tie_word_embeddings): merge it into its model with "
-                "PEFT (merge_and_unload), save that with save_pretrained, and name that folder as the model"
+                f"for its embedding and its output head (tie_word_embeddings): {MERGE}"
             )
         if not parameters:
             left.append(each.name)
@@ -178,8 +175,7 @@ def _fitted(
         if weight_names.renamed(names[each.name])[1] is not None:
             raise UserError(
                 f"{what} changes {each.of}, which {type(model).__name__} has split or joined, as those of "
-                "single experts: merge it into its model with PEFT (merge_and_unload), save that with "
-                "save_pretrained, and name that folder as the model"
+                f"single experts: {MERGE}"
             )
         (parameter,) = parameters
         if each.role is not None:

@@ -52,6 +52,10 @@ class Piece:
         """All of a stored tensor, as it is."""
         return Piece(source, (0,) * len(shape), tuple(shape))
 
+    def after(self, name: str, arguments: tuple[int, ...], begin: Shape, shape: Shape) -> Piece:
+        """The piece after one more step, which brings it there."""
+        return replace(self, begin=begin, shape=shape, steps=(*self.steps, (name, arguments)))
+
     def of(self, whole: Tensor) -> Tensor:
         """The part of the stored tensor, a view of it."""
         for name, arguments in self.steps:
@@ -119,21 +123,13 @@ def _stack(tensors: Sequence[TracedTensor], dim: int = 0) -> TracedTensor:
         return (*numbers[:dim], number, *numbers[dim:])
 
     _check_fit(tensors, None)
-    raised = [
-        TracedTensor(
-            with_dim(tensor.shape, 1),
-            [
-                replace(
-                    piece,
-                    begin=with_dim(piece.begin, 0),
-                    shape=with_dim(piece.shape, 1),
-                    steps=(*piece.steps, ("unsqueeze", (dim,))),
-                )
-                for piece in tensor.pieces
-            ],
-        )
-        for tensor in tensors
-    ]
+    raised = []
+    for tensor in tensors:
+        pieces = [
+            piece.after("unsqueeze", (dim,), with_dim(piece.begin, 0), with_dim(piece.shape, 1))
+            for piece in tensor.pieces
+        ]
+        raised.append(TracedTensor(with_dim(tensor.shape, 1), pieces))
     return _cat(raised, dim)
 
 
@@ -161,18 +157,11 @@ def _transpose(tensor: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
     def swapped(numbers: Shape) -> Shape:
         return _changed(_changed(numbers, dim0, numbers[dim1]), dim1, numbers[dim0])
 
-    return TracedTensor(
-        swapped(tensor.shape),
-        [
-            replace(
-                piece,
-                begin=swapped(piece.begin),
-                shape=swapped(piece.shape),
-                steps=(*piece.steps, ("transpose", (dim0, dim1))),
-            )
-            for piece in tensor.pieces
-        ],
-    )
+    pieces = [
+        piece.after("transpose", (dim0, dim1), swapped(piece.begin), swapped(piece.shape))
+        for piece in tensor.pieces
+    ]
+    return TracedTensor(swapped(tensor.shape), pieces)
 
 
 def _chunk(tensor: TracedTensor, chunks: int, dim: int = 0) -> list[TracedTensor]:

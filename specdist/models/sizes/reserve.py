@@ -48,6 +48,8 @@ STATE_COPIES = 3
 GATE_PRODUCTS, ORDER_BYTES, SCORE_BYTES = 7, 64, 16
 # The share of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
+# Terms of a :class:`Reserve` that two models on one device need at the same time.
+LASTING = ("kept_scores", "graphs", "graph_nodes")
 
 Decisions = Literal["greedy", "rejection", "gumbel"]
 
@@ -134,17 +136,8 @@ class Reserve:
 
     def beside(self, other: Reserve) -> Reserve:
         """The sum for two models on one device that take turns: only lasting memory is added."""
-        return Reserve(
-            activations=max(self.activations, other.activations),
-            attention=max(self.attention, other.attention),
-            logits=max(self.logits, other.logits),
-            kept_scores=self.kept_scores + other.kept_scores,
-            graphs=self.graphs + other.graphs,
-            graph_nodes=self.graph_nodes + other.graph_nodes,
-            libraries=max(self.libraries, other.libraries),
-            nccl=max(self.nccl, other.nccl),
-            margin=max(self.margin, other.margin),
-        )
+        both = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
+        return Reserve(**{name: sum(each) if name in LASTING else max(each) for name, each in both.items()})
 
     def __str__(self) -> str:
         """The terms as text, without those that are zero."""

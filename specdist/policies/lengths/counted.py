@@ -17,13 +17,14 @@ from specdist.policies.options import (
     policy_option,
     shared_option,
 )
-from specdist.policies.references import LEVIATHAN_2023, Reference
 
-GAUTAM_2025 = Reference(
-    authors="Gautam, Shrestha, Reddy",
-    year=2025,
-    title="Token-Driven GammaTune: Adaptive Calibration for Enhanced Speculative Decoding",
-    arxiv="2504.00030",
+LEVIATHAN_2023 = (
+    "Leviathan, Kalman, Matias (2023). *Fast Inference from Transformers via Speculative Decoding*. ICML "
+    "2023; [arXiv:2211.17192](https://arxiv.org/abs/2211.17192)"
+)
+GAUTAM_2025 = (
+    "Gautam, Shrestha, Reddy (2025). *Token-Driven GammaTune: Adaptive Calibration for Enhanced Speculative "
+    "Decoding*. [arXiv:2504.00030](https://arxiv.org/abs/2504.00030)"
 )
 # The numbers of transformers' heuristic, and the fewest draft tokens of a block, GammaTune's γ_min.
 GROWTH, SHRINKAGE, FEWEST = 2, 1, 1

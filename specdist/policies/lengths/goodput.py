@@ -48,18 +48,15 @@ from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.lengths.exploration import cheapest_exploration
 from specdist.policies.options import MAX_DRAFT_TOKENS, OptionInfo, RegisteredPolicy
 from specdist.policies.payoff import worth_verifying
-from specdist.policies.references import Reference
 
 # Half-life of what a sequence's history has seen, in its verified tokens.
 ROW_MEMORY = 64
 
-LIU_2024 = Reference(
-    authors="Liu, Park, Hu, Kwon, Li, Zhang, Du, Mo, You, Cheung, Deng, Stoica, Zhang",
-    year=2024,
-    title="TurboSpec: Closed-loop Speculation Control System for Optimizing LLM Serving "
-    "Goodput (first published as SmartSpec: Optimizing Speculative Decoding for "
-    "Serving Large Language Models Using Goodput)",
-    arxiv="2406.14066",
+LIU_2024 = (
+    "Liu, Park, Hu, Kwon, Li, Zhang, Du, Mo, You, Cheung, Deng, Stoica, Zhang (2024). *TurboSpec: "
+    "Closed-loop Speculation Control System for Optimizing LLM Serving Goodput (first published as "
+    "SmartSpec: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput)*. "
+    "[arXiv:2406.14066](https://arxiv.org/abs/2406.14066)"
 )
 
 

@@ -1,9 +1,9 @@
-"""Policies that stop after a drawn token, by what the draft knows of it: confidence, SVIP, Draft & Verify,
-AdaEDL. The token is kept."""
+"""Policies that stop after a drawn token, by what the draft knows of it (confidence, SVIP, Draft & Verify,
+AdaEDL) or a trained head says of it (SpecDec++, SPRINTER). The token is kept."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,33 +16,33 @@ from specdist.policies.options import (
     policy_option,
     shared_option,
 )
-from specdist.policies.references import Reference
 
-MAMOU_2024 = Reference(
-    authors="Mamou, Pereg, Korat, Berchansky, Timor, Wasserblat, Schwartz",
-    year=2024,
-    title="Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models",
-    arxiv="2405.04304",
+MAMOU_2024 = (
+    "Mamou, Pereg, Korat, Berchansky, Timor, Wasserblat, Schwartz (2024). *Dynamic Speculation Lookahead "
+    "Accelerates Speculative Decoding of Large Language Models*. "
+    "[arXiv:2405.04304](https://arxiv.org/abs/2405.04304)"
 )
-ZHANG_2024 = Reference(
-    authors="Zhang, Xu, Liang, Chen, He, Wang, Tu",
-    year=2024,
-    title="Draft Model Knows When to Stop: A Self-Verification Length Policy for Speculative Decoding",
-    arxiv="2411.18462",
+ZHANG_2024 = (
+    "Zhang, Xu, Liang, Chen, He, Wang, Tu (2024). *Draft Model Knows When to Stop: A Self-Verification "
+    "Length Policy for Speculative Decoding*. [arXiv:2411.18462](https://arxiv.org/abs/2411.18462)"
 )
-ZHANG_2023 = Reference(
-    authors="Zhang, Wang, Li, Shou, Chen, Chen, Mehrotra",
-    year=2023,
-    title="Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding",
-    venue="ACL 2024",
-    arxiv="2309.08168",
+ZHANG_2023 = (
+    "Zhang, Wang, Li, Shou, Chen, Chen, Mehrotra (2023). *Draft & Verify: Lossless Large Language Model "
+    "Acceleration via Self-Speculative Decoding*. ACL 2024; "
+    "[arXiv:2309.08168](https://arxiv.org/abs/2309.08168)"
 )
-AGRAWAL_2024 = Reference(
-    authors="Agrawal, Jeon, Lee",
-    year=2024,
-    title="AdaEDL: Early Draft Stopping for Speculative Decoding of Large Language Models "
-    "via an Entropy-based Lower Bound on Token Acceptance Probability",
-    arxiv="2410.18351",
+AGRAWAL_2024 = (
+    "Agrawal, Jeon, Lee (2024). *AdaEDL: Early Draft Stopping for Speculative Decoding of Large Language "
+    "Models via an Entropy-based Lower Bound on Token Acceptance Probability*. "
+    "[arXiv:2410.18351](https://arxiv.org/abs/2410.18351)"
+)
+HUANG_2024 = (
+    "Huang, Guo, Wang (2024). *SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths*. "
+    "[arXiv:2405.19715](https://arxiv.org/abs/2405.19715)"
+)
+ZHONG_2025 = (
+    "Zhong, Teku, Tandon (2025). *Speeding up Speculative Decoding via Sequential Approximate Verification "
+    "(SPRINTER)*. [arXiv:2502.04557](https://arxiv.org/abs/2502.04557)"
 )
 # Columns of the history of a threshold that moves.
 ACCEPTANCE, THRESHOLD = 0, 1
@@ -175,3 +175,87 @@ def moved_histories(blocks: VerifiedBlocks, target_acceptance: float) -> np.ndar
     acceptances_R = ACCEPTANCE_MOMENTUM * acceptances_R + (1 - ACCEPTANCE_MOMENTUM) * shares_R
     moved_R = thresholds_R + STEP * np.where(acceptances_R <= target_acceptance, 1, -1)
     return np.stack([acceptances_R, MOMENTUM * thresholds_R + (1 - MOMENTUM) * moved_R], axis=1)
+
+
+@dataclass(kw_only=True)
+class SpecDecPlusPlus(RegisteredPolicy):
+    """SpecDec++ (Huang, Guo, Wang 2024): stop once some token of the block is likely to be rejected.
+
+    A threshold on that probability is a sufficient condition for stopping (Theorem 4.3). The acceptance head
+    estimates for every token the probability that it is accepted after those before it (Equation 4.1), and
+    the block Y_1..Y_k+1 ends where
+
+        1 - prod_i<=k sigmoid(f(e_i)) > h
+
+    with e_i the draft's last hidden state of Y_i as *input*. The pass that gives e_k also gives the
+    distribution of Y_k+1, which is drawn before the decision and is verified too (section 4.2 and Algorithm
+    1).
+    """
+
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    stop_threshold: float = policy_option(
+        0.7, SHARE, symbol="h", help="stop where a rejection in the block is likelier than this"
+    )
+    name = "specdecpp"
+    drafts = "until a rejection before the last token is likelier than h, by the acceptance head's estimates"
+    papers = (HUANG_2024,)
+    reads_head = True
+    head_kind = "acceptance"
+    # The probability that all of a draft slot's block is accepted.
+    _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
+
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        draft_slots_R, estimates_DR = rows.draft_slots_R, rows.earlier_estimates_DR
+        if rows.num_drafted == 0:
+            self._begin(draft_slots_R)
+        if estimates_DR is None:
+            return np.full(len(draft_slots_R), self.max_draft_tokens)
+        # Nothing is asked about the token before a block.
+        survival_DR = np.where(np.isnan(estimates_DR), 1.0, estimates_DR)
+        survival_DR[0] *= self._survival[draft_slots_R]
+        survival_DR = survival_DR.cumprod(axis=0)
+        self._survival[draft_slots_R] = survival_DR[-1]
+        return rows.up_to_first(1 - survival_DR <= self.stop_threshold, self.max_draft_tokens)
+
+    def _begin(self, draft_slots_R: np.ndarray) -> None:
+        size = int(draft_slots_R.max(initial=-1)) + 1
+        if size > len(self._survival):
+            self._survival = np.append(self._survival, np.ones(size - len(self._survival)))
+        self._survival[draft_slots_R] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sprinter(RegisteredPolicy):
+    """SPRINTER (Zhong, Teku, Tandon 2025): draft until a small verifier doubts a token.
+
+    After every drafted token x the verifier V estimates how likely Q(x) / P(x) is at most λ, a constant of
+    its training. While V >= τ (``verifier_threshold``) the block goes on; a token with V < τ is kept and ends
+    the block (Algorithm 1).
+
+    What the target does with the block is an option of the run, not of the policy. As in the paper, lossily,
+    only the last token (doubted, or at the cap) is verified. The paper then takes nothing more from the
+    target's pass; here an accepted last token is followed by a bonus token, as in every round. It follows the
+    target's own distribution, so the output can only come nearer to it. With ``--verify all`` every token is
+    verified, exactly, and V only ends blocks.
+
+    V reads the state that x was drawn from, so that its estimate comes with the draw (a block of N passed
+    tokens and a doubted one takes N + 1 draft passes, Theorem 3), or the state with x as input, one pass
+    later.
+    """
+
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    verifier_threshold: float = policy_option(
+        0.5, SHARE, symbol="τ", help="stop after a token of which the verifier is less sure than this"
+    )
+    name = "sprinter"
+    drafts = "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
+    papers = (ZHONG_2025,)
+    reads_head = True
+    head_kind = "verifier"
+    needs_last_estimate = True
+
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        if rows.features is None or rows.features.estimates is None:
+            return np.full(len(rows.slots_R), self.max_draft_tokens)
+        is_sure_DR = rows.features.estimates >= self.verifier_threshold
+        return rows.up_to_first(is_sure_DR, self.max_draft_tokens)

@@ -23,8 +23,6 @@ from specdist.results.evaluate.config import (
 )
 from specdist.results.evaluate.harness import export_prompts, harness
 from specdist.results.evaluate.identity import compare_tokens
-from specdist.results.evaluate.intervals import bootstrap_interval, compare_paired
-from specdist.results.evaluate.plugin import plugin
 from specdist.results.evaluate.reading import Completions, read_completions
 from specdist.results.evaluate.results import (
     DIFFERENCES_FILE,
@@ -35,10 +33,10 @@ from specdist.results.evaluate.results import (
     paired_table,
     write_results,
 )
-from specdist.results.evaluate.scores import ERROR, Scores, Scoring
+from specdist.results.evaluate.scores import ERROR, Scores, Scoring, bootstrap_interval, compare_paired
 from specdist.results.evaluate.tasks.gsm8k import gsm8k
 from specdist.results.evaluate.tasks.humaneval import humaneval
-from specdist.results.evaluate.tasks.matching import exact_match, math, rouge
+from specdist.results.evaluate.tasks.matching import exact_match, math, plugin, rouge
 from specdist.results.evaluate.tasks.multiple_choice import multiple_choice
 from specdist.utils.errors import UserError
 

@@ -18,41 +18,30 @@ from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.replica.replica import Replica
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.heads.examples import ExampleBlock
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import DraftDraws
-from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
-from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
-from specdist.training.collect.texts import Text
+from specdist.training.collect.config import CollectConfig
+from specdist.training.collect.texts import AskedTokens, Text, contexts_of, groups_of, in_passes, pages_of
 from specdist.utils.errors import UserError
 
 
 class DraftSide:
-    """The tasks of the rank that holds the draft."""
+    """The tasks of the rank that holds the draft. Without ``token_mixing`` the hidden states are those that
+    the tokens were drawn from."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        *,
-        settings: SamplingSettings,
-        vocab_size: int,
-        stop_token_ids: frozenset[int],
-        token_mixing: float | None,
-        hidden_dtype: str,
-    ) -> None:
-        """``token_mixing``: share of a text's own tokens in the contexts of the hidden states; the others are
-        draft tokens. With None the hidden states are those that the tokens were drawn from."""
+    def __init__(self, config: CollectConfig, models: ModelPlan, replica: Replica) -> None:
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
         self._draws = DraftDraws(
-            settings=settings, vocab_size=vocab_size, keeps_scores=False, keeps_features=True
+            settings=replica.settings, vocab_size=models.vocab_size, keeps_scores=False, keeps_features=True
         )
-        self._stop_token_ids = stop_token_ids
-        self._token_mixing = token_mixing
-        self._hidden_dtype = hidden_dtype
+        self._stop_token_ids = models.target.stop_token_ids()
+        self._token_mixing, self._hidden_dtype = config.token_mixing, config.hidden_dtype
 
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
         """Completions by the draft alone, by row."""

@@ -28,8 +28,7 @@ from specdist.job.replica.replica import Replica
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.heads.examples import ExampleBlock
 from specdist.training.collect.draft_side import DraftSide
-from specdist.training.collect.passes import contexts_of, groups_of, in_passes, pages_of
-from specdist.training.collect.texts import Text
+from specdist.training.collect.texts import Text, contexts_of, groups_of, in_passes, pages_of
 from specdist.utils.errors import UserError
 
 # Objects travel over gloo, on a GPU's replica too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from specdist.data.formats.prompts import Prompts
 from specdist.engine.request import Request
@@ -33,34 +34,29 @@ class _Mixed:
     by_draft: list[bool] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class TextWriter:
     """Writes the texts of the verifier's prefixes, for the rows of a shard."""
 
-    def __init__(
-        self,
-        config: CollectConfig,
-        models: ModelPlan,
-        prompts: Prompts,
-        replica: Replica,
-        conductor: Conductor,
-        encoder: PromptEncoder,
-    ) -> None:
-        self._config = config
-        self._max_seq_len = models.max_seq_len
-        self._prompts = prompts
-        self._replica = replica
-        self._conductor = conductor
-        self._encoder = encoder
-        self._stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids())
+    config: CollectConfig
+    models: ModelPlan
+    prompts: Prompts
+    replica: Replica
+    conductor: Conductor
+    encoder: PromptEncoder
+
+    @cached_property
+    def _stop_rules(self) -> StopRules:
+        return StopRules(self.encoder.detokenizer, self.models.target.stop_token_ids())
 
     def prompt_ids(self, row_id: int) -> list[int]:
         """The prompt's tokens, as in the run of the responses."""
-        return self._encoder.prompt_ids(self._prompts.prompt(row_id))
+        return self.encoder.prompt_ids(self.prompts.prompt(row_id))
 
     def texts(self, responses: Mapping[int, list[int]]) -> list[Text]:
         """The texts of all four kinds for each row with a response."""
         prompts = {row_id: self.prompt_ids(row_id) for row_id in responses}
-        drafted = self._conductor.complete_by_draft(
+        drafted = self.conductor.complete_by_draft(
             [
                 Request(row_id=row_id, sample_index=DRAFT_SAMPLE, prompt_ids=prompt_ids)
                 for row_id, prompt_ids in prompts.items()
@@ -77,8 +73,8 @@ class TextWriter:
                 target_ids=responses[row_id],
                 mixed_ids=mixed[row_id].token_ids,
                 by_draft=mixed[row_id].by_draft,
-                seed=self._config.seed,
-                max_seq_len=self._max_seq_len,
+                seed=self.config.seed,
+                max_seq_len=self.models.max_seq_len,
                 stop_token_ids=self._stop_rules.token_ids,
             )
         ]
@@ -89,8 +85,8 @@ class TextWriter:
             row_id: _Mixed(
                 stretch_lengths(
                     row_id,
-                    seed=self._config.seed,
-                    max_new_tokens=min(self._config.max_new_tokens, self._max_seq_len - len(prompt_ids)),
+                    seed=self.config.seed,
+                    max_new_tokens=min(self.config.max_new_tokens, self.models.max_seq_len - len(prompt_ids)),
                 )
             )
             for row_id, prompt_ids in prompts.items()
@@ -108,9 +104,7 @@ class TextWriter:
             ]
             is_draft = stretch % 2 == 0
             written = (
-                self._conductor.complete_by_draft(requests)
-                if is_draft
-                else self._complete_by_target(requests)
+                self.conductor.complete_by_draft(requests) if is_draft else self._complete_by_target(requests)
             )
             for row_id, token_ids in written.items():
                 mixed[row_id].token_ids += token_ids
@@ -121,6 +115,6 @@ class TextWriter:
         return bool(text.token_ids) and text.token_ids[-1] in self._stop_rules.token_ids
 
     def _complete_by_target(self, requests: list[Request]) -> dict[int, list[int]]:
-        self._conductor.begin_generation()
-        engine = self._replica.engine(iter(requests), self._stop_rules, StatsRecorder())
+        self.conductor.begin_generation()
+        engine = self.replica.engine(iter(requests), self._stop_rules, StatsRecorder())
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}

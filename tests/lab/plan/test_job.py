@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from specdist.cli import plan
 from specdist.config.generate import parse_arguments, parse_generate_config
-from specdist.lab.plan.job import run_plan
+from specdist.lab.plan.job import planner_of, run_plan
 from specdist.lab.plan.options import PlanConfig
 from specdist.utils.errors import UserError
+from tests.job.launching import run_here
 from tests.models.families import tiny_model
-from tests.ranks import REPOSITORY
 
 PAIR = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm"]
 ALONE = ["--target", "7b", "--gpu", "h100-sxm"]
+TWO_GPUS = ["--gpus_per_node", "2", "--acceptance", "0.8", "--num_prompts", "64"]
 
 
+@functools.cache
 def planned(*arguments: str) -> tuple[str, dict]:
     return run_plan(parse_arguments(PlanConfig, list(arguments)), "python jobs/plan.py ...")
 
 
 def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
-    options = ["--gpus_per_node", "5", "--acceptance", "0.8", "--num_prompts", "8"]
+    options = {"target": "70b", "draft": "1b", "gpu": "h100-sxm", "gpus_per_node": 5, "acceptance": 0.8}
     path = tmp_path / "plan.yaml"
-    done = subprocess.run(
-        [sys.executable, "jobs/plan.py", *PAIR, *options, "--output_config", str(path)],
-        cwd=REPOSITORY, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout.splitlines()[-1])
+    done = run_here(plan, **options, num_prompts=8, output_config=path)
+    assert done.code == 0, done.stderr
+    document = done.totals
     recommended = document["recommended"]
     assert recommended["mode"] == "branches"
     assert "=>  draft GPU, branches" in done.stdout
@@ -49,10 +48,11 @@ def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
 
 
 def helping(text: str, *arguments: str) -> dict[str, tuple[str, float]]:
-    """Options that a text names as helpful, with their values and tokens/s, which a plan with each gives."""
+    """Options that a text names as helpful, with their values and tokens/s, which a planner with each has."""
     found = {}
     for name, value, rate in re.findall(r"^- --(\w+) (\S+): ([\d,]+) tokens/s", text, re.MULTILINE):
-        best = planned(*arguments, f"--{name}", value)[1]["plans"][0]["tokens_per_s"]
+        planner = planner_of(parse_arguments(PlanConfig, [*arguments, f"--{name}", value]))
+        best = planner.best_plans()[0].tokens_per_s
         assert round(best) == int(rate.replace(",", "")), name
         found[name] = (value, best)
     return found
@@ -91,7 +91,7 @@ def test_where_memory_ends_options_are_named_that_give_more() -> None:
 
 
 def test_parts_of_the_memory_add_up_and_what_there_is_not_has_words() -> None:
-    text, _ = planned(*PAIR, "--gpus_per_node", "2", "--acceptance", "0.8")
+    text, _ = planned(*PAIR, *TWO_GPUS)
     assert ": 79.6 = weights + buffers (" in text
     table, plans = (part.splitlines() for part in text.split("\n\n")[1:3])
     for line in table[2:]:
@@ -151,8 +151,7 @@ def test_refusals_name_the_option(
 
 def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path) -> None:
     """A 70B target in 8 bits on two GPUs of 80 GB, where 16 bits leave room for a fraction of the rows."""
-    site = ["--gpus_per_node", "2", "--acceptance", "0.8", "--num_prompts", "64"]
-    path = tmp_path / "plan.yaml"
+    site, path = TWO_GPUS, tmp_path / "plan.yaml"
     _, plain = planned(*PAIR, *site)
     text, quantized = planned(
         *PAIR, *site, "--target_quantization", "float8", "--draft_quantization", "int8",
@@ -228,7 +227,7 @@ def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_pat
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     options = ["--target", "8b", "--draft", str(tmp_path), "--gpu", "h100-sxm", "--acceptance", "0.75"]
-    sizes = ["--prompt_tokens", "512", "--output_tokens", "256", "--num_prompts", "4096"]
+    sizes = ["--prompt_tokens", "512", "--output_tokens", "256", "--num_prompts", "256"]
     text, document = planned(*options, *sizes, "--gpus_per_node", "2")
     plans = {plan["mode"]: plan for plan in document["plans"]}
     assert set(plans) == {"target only", "colocated", "synchronous"}

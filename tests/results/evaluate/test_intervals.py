@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from specdist.results.evaluate.intervals import bootstrap_interval, compare_paired
-from specdist.results.evaluate.scores import Metric
+from specdist.results.evaluate.scores import Metric, bootstrap_interval, compare_paired
 
 
 def metric(values: np.ndarray) -> Metric:

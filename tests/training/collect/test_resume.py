@@ -24,7 +24,7 @@ from tests.job.launching import (
 from tests.job.ranks import fork_ranks, started_ranks
 from tests.training.collect.plain import HALF_TOLERANCE, hidden_of
 
-SLOW = {"max_num_seqs": 3, "max_new_tokens": 40, "rows_per_shard": 6, "kind": "verifier"}
+SLOW = {"max_num_seqs": 3, "max_new_tokens": 24, "rows_per_shard": 6, "kind": "verifier"}
 NUM_SHARDS = 4
 
 
