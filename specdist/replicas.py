@@ -77,8 +77,9 @@ def generate(
         num_replicas: by default as many as the GPUs have room for; on a CPU one.
         output: the run's folder; by default a temporary one, which is gone with the result. The same call
             with the same folder goes on.
-        options: of ``jobs/generate.py``, by their names. Where neither ``tp_size`` nor ``draft_placement``
-            is given, the planner chooses them for these GPUs, as ``jobs/plan.py`` does; the log says what.
+        options: of ``jobs/generate.py``, by their names; ``rollout`` may be a function of a module. Where
+            neither ``tp_size`` nor ``draft_placement`` is given, the planner chooses them for these GPUs, as
+            ``jobs/plan.py`` does; the log says what.
 
     Raises :class:`UserError` for what the options alone say, and if the planner finds that the models do not
     fit. Replicas start with the first row that is asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -82,7 +83,7 @@ def check_names(names: Iterable[str], known: Collection[str], owner: str = "") -
 
 def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values as a file of options has them: paths, and torch's types and devices, as texts; numpy's numbers
-    as Python's; tuples as lists."""
+    as Python's; tuples as lists; functions as their places. Raises :class:`UserError` for one without."""
     found = dict(options)
     for name, value in options.items():
         if isinstance(value, PathLike) or type(value).__module__ == "torch":
@@ -91,7 +92,18 @@ def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value.item()
         elif isinstance(value, tuple):
             found[name] = list(value)
+        elif isinstance(value, types.FunctionType):
+            found[name] = _place_of(name, value)
     return found
+
+
+def _place_of(name: str, function: types.FunctionType) -> str:
+    if function.__module__ == "__main__" or function.__qualname__ != function.__name__:
+        raise UserError(
+            f"{name} is {function.__qualname__} of {function.__module__}, which no other process can import: "
+            "define it at the top of a file of its own, and import it from there"
+        )
+    return f"{inspect.getfile(function)}:{function.__name__}"
 
 
 def check_constructor(options: Mapping[str, Any]) -> None:

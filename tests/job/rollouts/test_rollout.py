@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from specdist import rollout
+from specdist.config.calls import plain_values
 from specdist.rollout import Answer
+from specdist.utils.errors import UserError
+from tests.job.rollouts import functions
 
 
 def test_an_answer_is_the_same_through_json() -> None:
@@ -48,3 +51,11 @@ def test_a_column_that_json_has_not_is_told_by_name() -> None:
     for value in (float("nan"), np.zeros(2)):
         with pytest.raises(ValueError, match="value cannot be written as JSON"):
             rollout.accept(good=1, value=value)
+
+
+def test_a_function_from_python_is_its_place() -> None:
+    """What no other process could import is refused before one tries to, and begins the program again."""
+    place = f"{functions.__file__}:accept"
+    assert plain_values({"rollout": functions.accept}) == {"rollout": place}
+    with pytest.raises(UserError, match="rollout is .*<lambda> of .*, which no other process can import"):
+        plain_values({"rollout": lambda row, messages: rollout.accept()})
