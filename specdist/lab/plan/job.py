@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,8 @@ def open_model(
         config = None
     if config is None:
         try:
+            if re.fullmatch(r"[\d.]+[bm]", name.lower()):
+                raise ValueError("there is no such shape")
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, StrictDataclassError) as error:
             reason = str(error).splitlines()[0]
