@@ -32,8 +32,8 @@ if ((${#gpus[@]})); then
     mine=("${gpus[@]:SLURM_LOCALID*GPUS_PER_REPLICA:GPUS_PER_REPLICA}")
     if ((${#mine[@]} < GPUS_PER_REPLICA)); then
         all="$(IFS=, && echo "${gpus[*]}")"
-        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but only ${#mine[@]} of $all" \
-            "remain: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
+        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but of the job's ($all)" \
+            "only ${#mine[@]} remain: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
         exit 2
     fi
     CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${mine[*]}")"

@@ -143,6 +143,7 @@ def log_to_stderr() -> None:
     """Log specdist's own messages, with the time."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("specdist").setLevel(logging.INFO)
+    logging.getLogger("huggingface_hub").propagate = False  # it shows its own
 
 
 @contextlib.contextmanager

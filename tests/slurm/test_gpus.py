@@ -110,8 +110,8 @@ def test_too_few_gpus_are_a_message(tmp_path: Path) -> None:
     code, gpus, stderr = launch(tmp_path, 1, 2, SLURM_STEP_GPUS="0,1,2")
     assert (code, gpus) == (2, "")
     assert stderr == (
-        "error: replica 1 of this node needs 2 GPUs, but only 1 of 0,1,2 remain: raise --gpus-per-node, or "
-        "lower REPLICAS or GPUS_PER_REPLICA\n"
+        "error: replica 1 of this node needs 2 GPUs, but of the job's (0,1,2) only 1 remain: "
+        "raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA\n"
     )
 
 

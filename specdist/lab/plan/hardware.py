@@ -290,12 +290,17 @@ GPUS = {
 }
 
 
+def named_gpu(name: str) -> Gpu:
+    """A row of the table. Raises :class:`UserError` for another name."""
+    if name.lower() not in GPUS:
+        raise UserError(f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
 def find_gpu(name: str, dtype: str, calibration: str | None = None) -> Gpu:
     """A row of the table, with what the file ``calibration`` says of such a GPU. Raises :class:`UserError`
     for another name, an unsupported ``dtype``, and a file of another GPU."""
-    gpu = GPUS.get(name.lower())
-    if gpu is None:
-        raise UserError(f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}")
+    gpu = named_gpu(name)
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         raise UserError(f"--dtype bfloat16 is not supported by --gpu {name}: use --dtype float16")
     if calibration is None:

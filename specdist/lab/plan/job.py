@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,8 @@ def open_model(
         config = None
     if config is None:
         try:
+            if re.fullmatch(r"[\d.]+[bm]", name.lower()):
+                raise ValueError("there is no such shape")
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, StrictDataclassError) as error:
             reason = str(error).splitlines()[0]

@@ -16,7 +16,7 @@ from specdist.config.groups import (
     TrustOptions,
 )
 from specdist.config.speculation import NGRAM
-from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.hardware import GPUS, named_gpu
 from specdist.lab.plan.shapes import EAGLE3, NAMED
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
@@ -79,6 +79,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         check_options(self)
+        named_gpu(self.gpu)
         if self.draft is not None and self.acceptance is None:
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "

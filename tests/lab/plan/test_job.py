@@ -138,6 +138,8 @@ def test_a_target_alone_from_a_folder(tmp_path: Path) -> None:
          "int8 is for a draft model of its own, and --draft eagle3 reads the target's states"),
         ([*ALONE, "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "no/folder", "--gpu", "l4"], "--target no/folder has no readable configuration"),
+        # At once: no name of the hub is a number of parameters.
+        (["--target", "0.6b", "--gpu", "l4"], "--target 0.6b has no readable .* no such shape"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
     ],
 )  # fmt: skip
