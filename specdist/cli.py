@@ -66,15 +66,14 @@ class Command:
         """A :class:`UserError`, or which package is missing, is printed, and ``USAGE_ERROR`` returned. Of
         several ranks, which all find the same error, only rank 0 prints it."""
         words = take_flags(sys.argv[1:] if arguments is None else arguments, is_rank=self.is_rank)
-        is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
             with named_packages(f"{PROGRAM} {self.name}"):
                 code = self._run(words)
         except UserError as error:
             code = error.exit_code
-            if is_rank0:
+            if os.environ.get("RANK", "0") == "0":
                 print(f"error: {error}", file=sys.stderr, flush=True)
-        if code in (USAGE_ERROR, DISK_FULL) and not is_rank0:
+        if code in (USAGE_ERROR, DISK_FULL) and os.environ.get("RANK", "0") != "0":
             time.sleep(RANK_0_FIRST_S)
         return code
 

@@ -37,7 +37,7 @@ from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.rollout_rows import rollout_rows
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.run.manifest import frozen_models, reproducibility
-from specdist.job.run.opening import run_batch_options
+from specdist.job.run.opening import ranks_to_fork, run_batch_options
 from specdist.job.run.preflight import (
     NUM_HALVINGS,
     ROWS_TOO_LARGE,
@@ -68,12 +68,17 @@ logger = logging.getLogger(__name__)
 
 
 def run_generation(config: GenerateConfig, given: Collection[str] = ()) -> int:
-    """Run one rank of the job; rank 0's last line on stdout is a JSON document.
+    """Run one rank of the job, or fork them; rank 0's last line on stdout is a JSON document.
 
     ``given``: the options that ``--generation_config model`` must not change.
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
+    if num_ranks := ranks_to_fork(config):
+        from specdist.job.ranks.launch import fork_ranks
+
+        if (code := fork_ranks(num_ranks)) is not None:
+            return code
     return run_rank(config, config, partial(generate_on_ranks, given=given), can_start_over=True)
 
 

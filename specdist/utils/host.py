@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 from pathlib import Path
 
 KIBIBYTE = 1024
@@ -32,8 +33,9 @@ def process_state(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
+@cache
 def process_start_s() -> float:
-    """When this process began, in Unix time; now, where the system does not tell."""
+    """When this process began, or the one that asked before a fork, in Unix time; now, if it is not known."""
     found = process_state(os.getpid())
     if found is None:
         return time.time()

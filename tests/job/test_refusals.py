@@ -15,7 +15,7 @@ from tests.job.ranks import fork_ranks
     ("changes", "fragments"),
     [
         ({"bogus": 3}, ["--bogus is not an option"]),
-        ({"tp_size": 2}, ["1 rank was", "--tp_size 2", "needs 3", "--num_processes 3"]),
+        ({"tp_size": 2, "device": "auto"}, ["1 rank was", "--tp_size 2", "needs 3", "--num_processes 3"]),
         ({"max_seq_len": 129}, ["--max_seq_len 129", "128", "lower it"]),
         ({"target": "no/such-model"}, ["--target no/such-model", "spelling"]),
         ({"draft": "/no/such/folder"}, ["--draft /no/such/folder", "spelling"]),

@@ -170,6 +170,7 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+    logging.getLogger("specdist").setLevel(logging.NOTSET)
     for noisy in ("aiobotocore", "botocore", "httpcore", "httpx", "DeepSpeed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # Every rank logs the CPUs that it is bound to.

@@ -36,8 +36,14 @@ def check_early(config: GenerateConfig) -> None:
     several ranks rank 0 opens them, when all have met."""
     _opened.clear()
     if "RANK" not in os.environ:
-        config.check_world(1)
+        config.check_world(ranks_to_fork(config) or 1)
         run_batch_options(config)
+
+
+def ranks_to_fork(config: GenerateConfig) -> int:
+    """The ranks of a sharded target on CPUs, if this process is to be their launcher; otherwise 0."""
+    is_launcher = config.tp_size > 1 and config.device == "cpu" and "RANK" not in os.environ
+    return config.num_world_ranks if is_launcher else 0
 
 
 def run_batch_options(config: GenerateConfig) -> dict[str, Any]:
