@@ -17,6 +17,7 @@ import dataclasses
 import gc
 import inspect
 import logging
+import reprlib
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -308,8 +309,12 @@ class SpeculativeLLM:
     ) -> list[GeneratedText]:
         """:meth:`generate` the answer to a conversation, or to each of several: lists of messages
         (``{"role": ..., "content": ...}``) for the target's chat template."""
-        is_one = bool(messages) and isinstance(messages[0], dict)
-        conversations: Any = [messages] if is_one else messages
+        given: list[Any] = list(messages)
+        conversations = [given] if given and isinstance(given[0], Mapping) else given
+        for each in conversations:
+            is_list = isinstance(each, Sequence) and not isinstance(each, str)
+            if not is_list or not all(isinstance(message, Mapping) for message in each):
+                raise UserError(f"chat() takes lists of messages, and this is none: {reprlib.repr(each)}")
         return self.generate(conversations, sampling, use_tqdm=use_tqdm, **others)
 
     def close(self) -> None:

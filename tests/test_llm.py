@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -157,6 +158,10 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
         lambda llm: llm.generate(["a", None]),
         "prompt 1 is None, but a prompt is a text, a sequence of token ids",
     ),
+    (lambda llm: llm.generate(pd.DataFrame({"prompt": ["a"]})), "prompts is   prompt"),
+    (lambda llm: llm.generate([b"ab"]), "prompt 0 is b'ab', but a prompt is a text"),
+    (lambda llm: llm.chat("hi"), "chat() takes lists of messages, and this is none: 'h'"),
+    (lambda llm: llm.chat(["hi"]), "chat() takes lists of messages, and this is none: 'hi'"),
     (lambda llm: llm.chat([], temperature=0), "temperature is not an argument of generate(): options are in"),
 ]
 

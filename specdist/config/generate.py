@@ -271,19 +271,7 @@ class GenerateConfig(
             ]
         if self.num_branches is not None and not (self.is_asynchronous or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
-        if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):
-            found.append(
-                "--top_k, --top_p and --min_p have no effect with --temperature 0, which always takes the "
-                "likeliest token"
-            )
-        if self.is_greedy and self.rollout is not None and self.max_attempts > 1:
-            found.append(
-                f"--max_attempts {self.max_attempts} with --temperature 0 gives identical attempts: use "
-                "--temperature 1, say, or --max_attempts 1"
-            )
-        if self.is_greedy and self.num_samples > 1:
-            found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")
-        return found
+        return [*found, *_identical_draws(self)] if self.is_greedy else found
 
     def check_world(self, world_size: int) -> None:
         """Refuse a number of ranks other than the target's, and one more for a draft of its own."""
@@ -315,6 +303,24 @@ class GenerateConfig(
         """With the options of this process, if it was started with some."""
         is_job = Path(sys.argv[0]).name == "generate.py"
         return launch_line(self.num_world_ranks, sys.argv[1:] if is_job else ["..."], device=self.device)
+
+
+def _identical_draws(config: GenerateConfig) -> list[str]:
+    """What has no effect where all rows are greedy."""
+    found = []
+    if config.top_k or config.top_p < 1 or config.min_p:
+        found.append(
+            "--top_k, --top_p and --min_p have no effect with --temperature 0, which always takes the "
+            "likeliest token"
+        )
+    if config.rollout is not None and config.max_attempts > 1:
+        found.append(
+            f"--max_attempts {config.max_attempts} with --temperature 0 gives identical attempts: use "
+            "--temperature 1, say, or --max_attempts 1"
+        )
+    if config.num_samples > 1:
+        found.append(f"--num_samples {config.num_samples} with --temperature 0 gives identical completions")
+    return found
 
 
 def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateConfig:

@@ -124,6 +124,9 @@ REFUSED: list[dict[str, Any]] = [
     {"constraint_column": "rules", "stop": ["."]},
     {"expert_parallel": "always"},
     {"preview": 3, "overwrite": True},
+    {"max_turns": 2},
+    {"rollout": "a:b", "turns_column": "turns"},
+    {"rollout": "a:b", "logprobs": 0},
 ]
 
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from specdist.data.leases.leases import View
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
@@ -21,6 +20,7 @@ from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.recording.uploads import ShardWriter
+from specdist.job.recording.work import Work
 from specdist.job.rows.rollout_rows import RolloutRows
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import extend_to_now
@@ -40,37 +40,6 @@ ANSWER_WAIT_S = 1.0
 LOOKS_PER_SILENCE = 6
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Work:
-    """A shard of this replica, while its rows are generated.
-
-    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
-    ``following``: requests that follow from completions.
-    """
-
-    leased: LeasedShard
-    log: PartLog
-    num_expected: int
-    pending: deque[int]
-    begun: set[int] = field(default_factory=set)
-    following: deque[Request] = field(default_factory=deque)
-    snapshot_at: float = 0.0
-
-    @property
-    def is_new(self) -> bool:
-        """No row has begun, here or before."""
-        return not (self.begun or self.log.results)
-
-    @property
-    def name(self) -> str:
-        """A name for people."""
-        return f"shard {self.shard}"
-
-    @property
-    def shard(self) -> int:
-        return self.leased.shard
 
 
 class Recorder:

@@ -109,13 +109,11 @@ def chat_warnings(config: GenerateConfig, prompts: Prompts, encoder: PromptEncod
 
 
 def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunConstraints) -> None:
-    """Raises :class:`UserError` if no row can be used, for one reason or for what the options make of its
-    prompt: say, since the chat template refuses the system prompt. The rows up to the first that can be used
-    are read."""
+    """Raises :class:`UserError` if no row can be used, with the reasons. The rows up to the first that can be
+    used are read."""
     rows = RowRequests(prompts, encoder, constraints=constraints)
     firsts: dict[str, tuple[int, str]] = {}
     kinds = Counter[str]()
-    has_prompts = False
     for row in range(prompts.num_rows):
         [found] = rows.begin(row, [0], 0)
         if isinstance(found, Request):
@@ -123,9 +121,6 @@ def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunC
         reason = str(found.error)
         kinds[error_kind(reason)] += 1
         firsts.setdefault(error_kind(reason), (row, reason))
-        has_prompts = has_prompts or rows.has_prompt(row)
-    if len(kinds) > 1 and not has_prompts:
-        return
     shown = "; ".join(
         f"{count} of {prompts.num_rows}, such as row {firsts[kind][0]}: {firsts[kind][1]}"
         for kind, count in kinds.most_common(MAX_KINDS)
@@ -169,13 +164,6 @@ class RowRequests:
 
     def num_completions(self, rows: Iterable[int]) -> int:
         return sum(map(self.num_samples, rows))
-
-    def has_prompt(self, row: int) -> bool:
-        """Whether a row has one, whatever becomes of it."""
-        try:
-            return bool(self._prompts.prompt(row))
-        except RowError:
-            return False
 
     def begin(
         self, row_id: int, samples: Sequence[int], shard: int, log: PartLog | None = None
@@ -248,11 +236,13 @@ class RowRequests:
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list. Raises :class:`UserError` for what is no prompt."""
-    if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+    # The items of a table are the names of its columns.
+    is_table = isinstance(prompts, Mapping) or hasattr(prompts, "columns")
+    if is_table or isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         raise UserError(f"prompts is {reprlib.repr(prompts)}, but {A_PROMPT}")
     items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
     for place, prompt in enumerate(items):
-        if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
+        if isinstance(prompt, (Mapping, bytes)) or not hasattr(prompt, "__len__"):
             raise UserError(f"prompt {place} is {reprlib.repr(prompt)}, but {A_PROMPT}")
     return items
 

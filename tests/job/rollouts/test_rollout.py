@@ -55,7 +55,7 @@ def test_a_column_that_json_has_not_is_told_by_name() -> None:
 
 def test_a_function_from_python_is_its_place() -> None:
     """What no other process could import is refused before one tries to, and begins the program again."""
-    place = f"{functions.__file__}:accept"
-    assert plain_values({"rollout": functions.accept}) == {"rollout": place}
-    with pytest.raises(UserError, match="rollout is .*<lambda> of .*, which no other process can import"):
+    place = f"{functions.__file__}:check"
+    assert plain_values({"rollout": functions.check}) == {"rollout": place}
+    with pytest.raises(UserError, match=r"rollout is .*<lambda> of .*, which no other process can"):
         plain_values({"rollout": lambda row, messages: rollout.accept()})
