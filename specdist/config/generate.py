@@ -131,8 +131,7 @@ class GenerateConfig(
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
-        # From Python one text may stand alone.
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])  # from Python
         self.row_options = list(dict.fromkeys(self.row_options or []))
         self.check_lists()
         check_ranges(self)
