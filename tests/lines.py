@@ -67,8 +67,8 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=86, package_lines=55_980, import_lines=47_560, synchronous_files=17, synchronous_lines=3_815,
-    default_files=46, default_lines=10_625, test_lines=53_720, words=17_668, words_by_hand=15_200,
+    options=85, package_lines=55_980, import_lines=47_560, synchronous_files=17, synchronous_lines=3_815,
+    default_files=46, default_lines=10_625, test_lines=53_754, words=17_668, words_by_hand=15_200,
     rooms=12, arrows=60,
 )  # fmt: skip
 GOAL = Sizes(

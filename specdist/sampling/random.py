@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from specdist.sampling.keys import GOLDEN_GAMMA, MULTIPLIER_1, MULTIPLIER_2, signed
 
+Words = TypeVar("Words", Tensor, np.ndarray)
 PURPOSE_BITS = 2
 MISS_BITS = 30
 # 52 bits: the largest number, 1 - 2**-52, times any total mass is strictly below that mass in float64.
@@ -51,19 +53,16 @@ class RandomKeys:
 
     def uniforms(self, purpose: Purpose) -> Tensor:
         """float64 [N] in [0, 1), on the CPU."""
-        return uniforms(
-            torch.from_numpy(self.stream_keys_N),
-            torch.from_numpy(self.positions_N),
-            torch.from_numpy(self.num_misses_N),
-            purpose,
-        )
+        # Of few numbers, an operation of torch takes several times as long.
+        words_N = hash_words(self.stream_keys_N, self.positions_N, self.num_misses_N, purpose)
+        return torch.from_numpy(_shift_right(words_N, 64 - UNIFORM_BITS) * 2.0**-UNIFORM_BITS)
 
 
-def _shift_right(words_N: Tensor, bits: int) -> Tensor:
+def _shift_right(words_N: Words, bits: int) -> Words:
     return (words_N >> bits) & ((1 << (64 - bits)) - 1)  # int64's own shift copies the sign
 
 
-def mix(words_N: Tensor) -> Tensor:
+def mix(words_N: Words) -> Words:
     """SplitMix64's finaliser."""
     words_N = (words_N ^ _shift_right(words_N, 30)) * signed(MULTIPLIER_1)
     words_N = (words_N ^ _shift_right(words_N, 27)) * signed(MULTIPLIER_2)
@@ -81,7 +80,7 @@ def open_unit_interval(words_N: Tensor) -> Tensor:
     return (_shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) + 0.5) * 2.0**-UNIFORM_BITS
 
 
-def hash_words(stream_keys_N: Tensor, positions_N: Tensor, num_misses_N: Tensor, purpose: Purpose) -> Tensor:
+def hash_words(stream_keys_N: Words, positions_N: Words, num_misses_N: Words, purpose: Purpose) -> Words:
     """64 random bits as int64, one per (stream, position, misses), for one purpose.
 
     Args:

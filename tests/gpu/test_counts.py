@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 from specdist.models.passes import products
 from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from tests.gpu import counts
+from tests.gpu.engine_runs import MAX_DRAFT_TOKENS, policies
 from tests.gpu.processes import needs_fake_device, on_device
 
 pytestmark = needs_fake_device
@@ -59,6 +61,13 @@ def check_rounds() -> None:
         waits = counts.syncs_of(rounds, rule, policy)
         assert max(waits["target"]) <= 1, (rule, policy, waits)
         assert sum(waits["draft"]) / len(waits["draft"]) <= most, (rule, policy, waits)
+    # Runs of one step, with next tokens; the target's own copies are its inputs, the candidates and what it
+    # says of them.
+    found = plain.steady("rejection", policies(MAX_DRAFT_TOKENS)["goodput"])
+    for side, most_copies, most_kernels in (("target", 3, 3), ("draft", 4.2, 12)):
+        total = sum((each[side] for each in found), Counter[str]())
+        assert total["copies"] <= most_copies * len(found), (side, total, len(found))
+        assert total["eager kernels"] <= most_kernels * len(found), (side, total, len(found))
 
 
 def check_planned(rounds: counts.Rounds) -> None:

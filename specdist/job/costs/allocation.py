@@ -173,8 +173,8 @@ def target_limits(
     num_logits = batch.most_block_tokens + (batch.num_slots if batch.shares_room else 0)
     if sampling.scores_prompts:
         num_logits = batch.max_num_batched_tokens
-    # The distributions of the next tokens are kept until they are drawn; before a draft in this process draws
-    # them, those of the whole pass are, where its logits were.
+    # The distributions of the next tokens are kept until they are drawn. A draft in this process takes them
+    # from those of the whole pass: what this took for its logits is free meanwhile.
     num_kept = batch.num_slots if decides and sampling.next_distributions == "rejection" else 0
     return PassLimits(
         num_tokens=batch.max_num_batched_tokens,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -268,9 +269,8 @@ class StaticPasses:
     ) -> None:
         """Write the padded inputs of a pass into the host's buffer; ``num_more_keys``: whose pages the table
         has, too."""
-        host = self.staging.host()
-        ends, num_groups = np.cumsum(bucket.part_lengths), bucket.num_groups
-        token_ids, positions, logits, before, after, *parts = np.split(host[: ends[-1]], ends[:-1])
+        host, ends, num_groups = self.staging.host(), np.cumsum(bucket.part_lengths), bucket.num_groups
+        token_ids, positions, logits, before, after, *parts = (host[a:b] for a, b in pairwise([0, *ends]))
         (used, starts, told), tables = parts[num_groups : num_groups + 3], parts[-num_groups:]
         num_tokens, num_segments = len(batch), len(segments.lengths_S)
         if self.states is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -105,13 +106,13 @@ class StaticRuns:
         self._rope_border = rope_border
         self._passes = passes
         self._table = passes.page_table
-        self._on_pass = on_pass
+        self._on_pass = on_pass or (lambda: None)
         self._tolerance = tolerance_of("pass", dtype)
         self._head = head
         self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
         # What the largest run so far needed; what each graph reads of next tokens; where it writes scores.
         self._newest: dict[Hashable, Tensor] = {}
-        self._next: dict[Hashable, Tensor] = {}
+        self._next: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self._scores: dict[Hashable, Tensor] = {}
 
     @torch.inference_mode()
@@ -151,10 +152,10 @@ class StaticRuns:
         if next_draws is not None:
             both = next_draws.target_W.matrix_MV, next_draws.scores_MV
             if is_new:
-                self._next[key] = self._memory("next", (2, bucket.num_logits, draws.vocab_size), both[0])
-            for part, own_SV in enumerate(self._next[key]):
-                lines_W = self._inputs(bucket, num_steps).keys[part - 2, :num_next]
-                torch.index_select(both[part], 0, lines_W, out=own_SV[:num_next])
+                memory = self._memory("next", (2, bucket.num_logits, draws.vocab_size), both[0])
+                self._next[key] = memory, self._inputs(bucket, num_steps).keys[-2:]
+            for whole_MV, own_SV, lines_S in zip(both, *self._next[key], strict=True):
+                torch.index_select(whole_MV, 0, lines_S[:num_next], out=own_SV[:num_next])
         told: list[Tensor] = []
         if self._passes.states is not None:
             told = [self._passes.told_of(bucket), self._inputs(bucket, num_steps).told]
@@ -166,8 +167,7 @@ class StaticRuns:
             # To record a run takes several, and rounding may decide otherwise in one of them: what was drawn,
             # its scores and what the cache has of it must be of the same one.
             columns = take_steps()
-        if self._on_pass is not None:
-            self._on_pass()
+        self._on_pass()
         # The next run writes to the same memory.
         columns = columns.clone()
         if next_draws is not None:
@@ -187,8 +187,8 @@ class StaticRuns:
         passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
         lengths = lengths_of(bucket.num_logits, num_steps, bucket.has_states)
         first = sum(bucket.part_lengths)
-        host = passes.staging.host()[first : first + sum(lengths)]
-        positions, cache_index, used, starts, key_words, told = np.split(host, np.cumsum(lengths)[:-1])
+        host, ends = passes.staging.host(), np.cumsum([first, *lengths])
+        positions, cache_index, used, starts, key_words, told = (host[a:b] for a, b in pairwise(ends))
         page_size = passes.cache.page_size
         places = np.arange(len(cache_index)) % page_size
         positions.fill(0)
@@ -258,7 +258,7 @@ class StaticRuns:
         lines_S = torch.arange(num_rows, device=firsts_S.device)
         next_ids_S: Tensor | None = None
         if key in self._next:
-            target_SV, draft_SV = self._next[key]
+            target_SV, draft_SV = self._next[key][0]
             draft_S = Dense(draft_SV.where(is_rejected_S[:, None] > 0, 0.0))
             next_ids_S = recovered_distributions(Dense(target_SV), draft_S).draw(numbers_S.view(torch.double))
         table_SP = passes.table_of(bucket)[:num_rows]
