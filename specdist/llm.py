@@ -42,10 +42,11 @@ from specdist.job.ranks.restart import is_out_of_memory
 from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
-from specdist.job.rows.row_requests import Prompt, listed_prompts, prompt_encoder, prompt_ids
+from specdist.job.rows.call_prompts import Prompt, call_warnings, listed_prompts, prompt_ids
+from specdist.job.rows.row_requests import prompt_encoder
 from specdist.job.run.workload import Workload
 from specdist.job.texts.constraints import RunConstraints
-from specdist.job.texts.tokens import call_warnings, load_tokenizer
+from specdist.job.texts.tokens import load_tokenizer
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError, short_text
 

@@ -1,5 +1,5 @@
-"""Which experts tokens are sent to, and products with them, whose numbers are read as they are stored: one
-launch each for all experts of a layer.
+"""Which experts tokens are sent to, tokens in the order of their experts, products with those, whose numbers
+are read as they are stored, and the sum of what a token's experts give: one launch each for a layer.
 
 Tokens are sorted by expert. A program takes some tokens of one expert and some of its outputs, and
 dequantises one tile of weights after the other. How many programs there are depends on the number of
@@ -23,6 +23,8 @@ from specdist.kernels.paged_attention import _dot
 # the registers); outputs, and inputs of a step.
 FEW_TOKENS, MANY_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 64, 64, 128
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3}
+# Pairs of a token and its expert that a program sorts, those compared with them at a time; numbers of a row.
+BLOCK_PAIRS, BLOCK_OTHERS, BLOCK_WIDTH = 16, 256, 1024
 # Below the rank of every score, and the id that is the last of equal ones.
 LEAST, LAST = tl.constexpr(-(2**63)), tl.constexpr(2**31 - 1)
 
@@ -227,3 +229,85 @@ def route(
             block_chosen=triton.next_power_of_2(num_chosen), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return weights_TC, chosen_TC
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def sort_kernel(
+    hidden, ids, rows, ends, places, sorted_ids, num_pairs, num_experts: tl.constexpr,
+    num_chosen: tl.constexpr, width: tl.constexpr, block_pairs: tl.constexpr, block_width: tl.constexpr,
+    block_others: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of pairs and of experts, blocks of a row). A pair's place is how many are before it."""
+    pairs_S = tl.program_id(0) * block_pairs + tl.arange(0, block_pairs)
+    is_pair_S = pairs_S < num_pairs
+    ids_S = tl.load(ids + pairs_S, mask=is_pair_S, other=0).to(tl.int32)
+    keys_S = ids_S * num_pairs + pairs_S
+    places_S, ends_E = tl.zeros((block_pairs,), tl.int32), tl.zeros((block_pairs,), tl.int32)
+    for first in range(0, num_pairs, block_others):
+        others_O = first + tl.arange(0, block_others)
+        ids_O = tl.load(ids + others_O, mask=others_O < num_pairs, other=0).to(tl.int32)
+        keys_O = tl.where(others_O < num_pairs, ids_O * num_pairs + others_O, LAST)
+        places_S += tl.sum((keys_O[None, :] < keys_S[:, None]).to(tl.int32), 1)
+        ends_E += tl.sum((keys_O[None, :] < ((pairs_S + 1) * num_pairs)[:, None]).to(tl.int32), 1)
+    columns_H = tl.program_id(1) * block_width + tl.arange(0, block_width)
+    is_used_SH = is_pair_S[:, None] & (columns_H < width)[None, :]
+    tokens_S, to_S = (pairs_S // num_chosen).to(tl.int64), places_S.to(tl.int64)
+    rows_SH = tl.load(hidden + tokens_S[:, None] * width + columns_H[None, :], mask=is_used_SH)
+    tl.store(rows + to_S[:, None] * width + columns_H[None, :], rows_SH, mask=is_used_SH)
+    if tl.program_id(1) == 0:
+        tl.store(ends + pairs_S, ends_E, mask=pairs_S < num_experts)
+        tl.store(places + pairs_S, to_S, mask=is_pair_S)
+        tl.store(sorted_ids + to_S, tl.minimum(ids_S, num_experts - 1).to(tl.int64), mask=is_pair_S)
+
+
+@torch.library.custom_op("specdist::sort_pairs", mutates_args=())
+def sort_pairs(hidden_TH: Tensor, ids_TC: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As :func:`specdist.models.loading.packed_experts.plain_sort`."""
+    num_pairs, width = ids_TC.numel(), hidden_TH.shape[1]
+    rows_SH, ends_E = hidden_TH.new_empty(num_pairs, width), ids_TC.new_empty(num_experts, dtype=torch.int32)
+    places_S, ids_S = ids_TC.new_empty(num_pairs), ids_TC.new_empty(num_pairs)
+    sort_kernel[(triton.cdiv(max(num_pairs, num_experts), BLOCK_PAIRS), triton.cdiv(width, BLOCK_WIDTH))](
+        hidden_TH.contiguous(), ids_TC.contiguous(), rows_SH, ends_E, places_S, ids_S, num_pairs,
+        num_experts=num_experts, num_chosen=ids_TC.shape[1], width=width, block_pairs=BLOCK_PAIRS,
+        block_width=BLOCK_WIDTH, block_others=BLOCK_OTHERS, num_warps=4,
+    )  # fmt: skip
+    return rows_SH, ends_E, places_S, ids_S
+
+
+@triton.jit
+def sum_kernel(
+    rows, places, ids, weights, biases, output, num_experts: tl.constexpr, num_chosen: tl.constexpr,
+    width: tl.constexpr, block_width: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of a row). One expert after the other."""
+    token = tl.program_id(0).to(tl.int64)
+    columns_H = tl.program_id(1) * block_width + tl.arange(0, block_width)
+    of_rows: tl.constexpr = rows.dtype.element_ty
+    of_weighted: tl.constexpr = of_rows if weights.dtype.element_ty == of_rows else tl.float32
+    sums_H = tl.zeros((block_width,), tl.float32)
+    for pair in range(token * num_chosen, (token + 1) * num_chosen):
+        expert, place = tl.load(ids + pair), tl.load(places + pair)
+        is_own_H = (columns_H < width) & (expert < num_experts)
+        row_H = tl.load(rows + place * width + columns_H, mask=is_own_H, other=0.0).to(tl.float32)
+        if biases is not None:
+            bias_H = tl.load(biases + expert * width + columns_H, mask=is_own_H, other=0.0)
+            row_H = _rounded(row_H + bias_H.to(tl.float32), of_rows)
+        sums_H += _rounded(row_H * tl.load(weights + pair).to(tl.float32), of_weighted)
+    tl.store(output + token * width + columns_H, _rounded(sums_H, of_rows), mask=columns_H < width)
+
+
+@torch.library.custom_op("specdist::sum_pairs", mutates_args=())
+def sum_pairs(
+    rows_SH: Tensor, places_S: Tensor, ids_TC: Tensor, weights_TC: Tensor, biases_EH: Tensor | None,
+    num_experts: int | None,
+) -> Tensor:  # fmt: skip
+    """As :func:`specdist.models.loading.packed_experts.plain_sum`."""
+    (num_tokens, num_chosen), width = ids_TC.shape, rows_SH.shape[1]
+    output_TH = rows_SH.new_empty(num_tokens, width)
+    if num_tokens:
+        sum_kernel[(num_tokens, triton.cdiv(width, BLOCK_WIDTH))](
+            rows_SH.contiguous(), places_S, ids_TC.contiguous(), weights_TC.contiguous(), biases_EH,
+            output_TH, num_experts=num_experts or LAST.value, num_chosen=num_chosen, width=width,
+            block_width=BLOCK_WIDTH, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return output_TH

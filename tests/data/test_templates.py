@@ -152,7 +152,9 @@ def test_a_run_has_the_files_of_its_finished_shards(tmp_path: Path) -> None:
     folder = open_(tmp_path / "run", manifest=manifest)
     runs = [run_of(folder.path), run_of(folder.path / "shards")]
     assert [run and run.path for run in runs] == [folder.path] * 2
-    with pytest.raises(UserError, match=r"complete: 2 of 2 shards are missing \(0, 1\).*finish it$"):
+    with pytest.raises(
+        UserError, match=r"complete: 2 of 2 shards are missing \(0, 1\).*start its command again$"
+    ):
         folder.finished_files(unfinished=True)
     finish(folder, 1)
     with pytest.raises(UserError, match=r"1 of 2 shards are missing \(0\).*with --unfinished$"):

@@ -1,10 +1,13 @@
-"""Drafters of the target's states whose keys and values are in 8 bits draft nearly what exact ones do."""
+"""Drafters of the target's states in 8 bits, and in half precision, draft nearly what exact ones do."""
 
 from functools import partialmethod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from specdist.models.draft_models.layers import OwnVocabularyModel
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import requests_for
@@ -26,3 +29,12 @@ def test_rounded_keys_and_values_are_read(kind: str, monkeypatch: pytest.MonkeyP
     assert len(found) > 30
     error = np.abs(np.log(found / expected))
     assert 1e-4 < error.mean() < 0.15
+
+
+def test_tokens_that_a_draft_lacks_have_no_probability_in_half_precision() -> None:
+    """-1e30 is no number of float16, and an entropy none of infinite logits."""
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=9), known_ids=torch.tensor([2, 5, 7]))
+    own_Nv = torch.tensor([[1.0, 2.0, -3.0]]).half()
+    whole_NV = OwnVocabularyModel.whole_logits(model, own_Nv)  # type: ignore[arg-type]
+    assert whole_NV.dtype == own_Nv.dtype and whole_NV.isfinite().all()
+    assert whole_NV.float().softmax(1).nonzero()[:, 1].tolist() == [2, 5, 7]

@@ -29,6 +29,7 @@ from specdist.engine.engine import Engine
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole
+from specdist.models.loading.packed_experts import use_sorted_experts
 from specdist.models.passes import graphs
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -37,12 +38,13 @@ from tests.engine.heads import random_head
 from tests.gpu import device
 from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, policies, prompts
 from tests.gpu.observing import SIDES, Observer
+from tests.models.all_families import build
 from tests.models.families import noisy_copy, tiny_model
 from tests.models.quantized_checkpoints import LAYOUTS, write
 from tests.ranks import REPOSITORY
 
 PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
-FEW_LAYERS, MORE_LAYERS = 1, 3
+FEW_LAYERS, MORE_LAYERS, MIXTURE = 1, 3, "qwen3_moe"
 LENGTHS, NUM_NEW_TOKENS = (20, 9, 14, 12), 32
 MEANS = ("synchronisations", "copies", "replays", "replayed kernels", "eager kernels")
 
@@ -61,7 +63,9 @@ def kernels_of_pass(family: str, num_layers: int) -> tuple[int, int]:
     if family in LAYOUTS:
         runner = ModelRunner(loaded(family, num_layers), GPU)
     else:
-        runner = paged_runner(tiny_model(family, num_hidden_layers=num_layers).bfloat16(), device=GPU)
+        model = (build if family == MIXTURE else tiny_model)(family, num_hidden_layers=num_layers)
+        use_sorted_experts(model, GPU, torch.bfloat16)
+        runner = paged_runner(model.bfloat16(), device=GPU)
     runner.allocate(num_pages=4, page_size=PAGE_SIZE, num_slots=4, max_seq_len=PAGE_SIZE)
     batch = FlatBatch(np.full(4, 5), np.arange(4), np.zeros(4, np.int64))
     device.DEVICE.reset()

@@ -306,6 +306,14 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
         name = f"router, {num_experts} experts{' in groups' * is_sigmoid} ({dtype})"
         options = {"num_warps": 1, "enable_fp_fusion": False}
         yield Variant(name, experts.route_kernel, constants, pointers, ("share", "rest"), options)
+    # Of gpt-oss, with biases.
+    pointers = dict.fromkeys(("hidden", "rows", "weights", "biases", "output"), DTYPE_POINTERS[dtype])
+    pointers |= dict.fromkeys(("ids", "places", "sorted_ids"), "*i64") | {"ends": "*i32"}
+    shared = {"num_experts": 128, "num_chosen": 4, "width": 2880, "block_width": experts.BLOCK_WIDTH}
+    blocks = {"block_pairs": experts.BLOCK_PAIRS, "block_others": experts.BLOCK_OTHERS}
+    yield Variant(f"sorting by experts ({dtype})", experts.sort_kernel, shared | blocks, pointers)
+    options = {"enable_fp_fusion": False}
+    yield Variant(f"sum over experts ({dtype})", experts.sum_kernel, shared, pointers, (), options)
 
 
 def product_variants(dtype: str) -> Iterator[Variant]:

@@ -150,6 +150,27 @@ def route(
     return (weights_TC / (share * weights_TC.sum(-1, keepdim=True) + rest)).to(dtype), ids_TC
 
 
+def sort_pairs(hidden_TH: Tensor, ids_TC: Tensor, num_experts: int) -> tuple[Tensor, ...]:
+    ids = ids_TC.flatten().tolist()
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    ends = torch.tensor([sum(each <= expert for each in ids) for expert in range(num_experts)])
+    numbers = [*map(order.index, range(len(ids)))], [min(ids[pair], num_experts - 1) for pair in order]
+    rows_SH = torch.stack([hidden_TH[pair // ids_TC.shape[1]] for pair in order])
+    return rows_SH, *(each.to(ids_TC.device) for each in (ends.int(), *map(torch.tensor, numbers)))
+
+
+def sum_pairs(
+    rows_SH: Tensor, places_S: Tensor, ids_TC: Tensor, weights_TC: Tensor, biases_EH: Tensor | None,
+    num_experts: int | None,
+) -> Tensor:  # fmt: skip
+    sums_TH = rows_SH.new_zeros(len(ids_TC), rows_SH.shape[1], dtype=torch.float64)
+    for pair, (place, expert) in enumerate(zip(places_S.tolist(), ids_TC.flatten().tolist(), strict=True)):
+        if num_experts is None or expert < num_experts:
+            row_H = rows_SH[place].double() + (0.0 if biases_EH is None else biases_EH[expert].double())
+            sums_TH[pair // ids_TC.shape[1]] += weights_TC.flatten()[pair].double() * row_H
+    return sums_TH.to(rows_SH.dtype)
+
+
 def few_tokens_product(
     inputs_TK: Tensor, numbers_NK: Tensor, bias_N: Tensor | None, arrivals: Tensor,
     scales_AB: Tensor | None = None, input_scales: Tensor | None = None, *after: Any, dtype: torch.dtype,
@@ -229,6 +250,8 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "write_rotated": write_rotated,
     "grouped_packed_product": grouped_packed_product,
     "route": route,
+    "sort_pairs": sort_pairs,
+    "sum_pairs": sum_pairs,
     "few_tokens_product": few_tokens_product,
     "mamba": mamba,
     "delta_rule": delta_rule,

@@ -10,9 +10,16 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels.experts import route
+from specdist.kernels import experts
+from specdist.kernels.experts import route, sum_pairs
 from specdist.models.loading.conversions import Piece
-from specdist.models.loading.packed_experts import PackedExperts, ends_of, fill_quantized
+from specdist.models.loading.packed_experts import (
+    PackedExperts,
+    ends_of,
+    fill_quantized,
+    plain_sum,
+    sorting_on,
+)
 from tests.kernels import plain
 from tests.models.stored_experts import FORMATS, Stored, generator
 
@@ -97,3 +104,44 @@ def test_a_routers_choice_is_that_of_float64(
         logits_TE[2, 1] = 0.5
     zeros_TE = torch.tensor([0.0, -0.0], device=device).repeat(1, num_experts)[:, :num_experts]
     assert route(zeros_TE, None, dtype=torch.float32, **form)[1].tolist() == [list(range(num_chosen))]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "num_chosen", "width"),
+    [(1, 128, 8, 40), (7, 5, 4, 1100), (70, 300, 6, 3), (512, 60, 2, 20)],
+)
+def test_pairs_are_sorted_by_expert_and_summed_by_token(
+    num_tokens: int, num_experts: int, num_chosen: int, width: int, device: torch.device
+) -> None:
+    """Sizes fill no tile; some experts are elsewhere. NaN stays in its token; one alone has the same bits."""
+    generator.manual_seed(4)
+    some_TC = torch.randint(num_experts + 1, (num_tokens, num_chosen), generator=generator).to(device)
+    some_TC[-1, 0] = 0
+    for ids_TC, dtype in ((some_TC, torch.bfloat16), (0 * some_TC + num_experts - 1, torch.float32)):
+        hidden = torch.randn(num_tokens, width, generator=generator).to(device, dtype)
+        found, expected = (each.sort_pairs(hidden, ids_TC, num_experts) for each in (experts, plain))
+        assert all(map(torch.equal, found, expected)) and found[1].dtype == torch.int32
+        rows = torch.randn(ids_TC.numel(), width, generator=generator).to(device, dtype)
+        rows[int(found[1][-1]) :] = torch.nan
+        few_TC, places = ids_TC[-7:], found[2][-7 * num_chosen :]
+        weights_TC = torch.rand(few_TC.shape, generator=generator).to(device)
+        biases = torch.randn(num_experts, width, generator=generator).to(device, dtype)
+        for weights, added in ((weights_TC, None), (weights_TC.to(dtype), biases)):
+            sums = sum_pairs(rows, places, few_TC, weights, added, num_experts)
+            exact = plain.sum_pairs(rows.double(), places, few_TC, weights, added, num_experts)
+            limit = 2 * num_chosen * torch.finfo(dtype).eps
+            assert sums.dtype == dtype and torch.allclose(sums.double(), exact, rtol=0.0, atol=limit)
+            last = places[-num_chosen:], few_TC[-1:], weights[-1:]
+            assert torch.equal(sum_pairs(rows, *last, added, num_experts)[0], sums[-1])
+            spoilt = rows.index_fill(0, places[-num_chosen], torch.nan)
+            again = sum_pairs(spoilt, places, few_TC, weights, added, num_experts)
+            assert again[-1].isnan().all() and torch.equal(again[:-1], sums[:-1])
+
+
+@pytest.mark.parametrize("name", ["sort_pairs", "sum_pairs"])
+def test_wrong_sorting_is_not_used(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else compares it on a device: experts would be given other tokens, or weights."""
+    right: Any = getattr(experts, name)
+    assert sorting_on.__wrapped__(device, torch.float32)[1] is sum_pairs
+    monkeypatch.setattr(experts, name, lambda first, *others: right(first.flip(0), *others))
+    assert sorting_on.__wrapped__(device, torch.float32)[1] is plain_sum

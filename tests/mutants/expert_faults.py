@@ -19,6 +19,7 @@ PACKED = "tests/models/test_packed_experts.py::test_packed_experts_give_what_the
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
 ROUTER = "tests/kernels/test_experts.py::test_a_routers_choice_is_that_of_float64"
 ROUTERS = "tests/kernels/test_fusing.py::test_routers_choose_what_their_own_code_does"
+PAIRS = "tests/kernels/test_experts.py::test_pairs_are_sorted_by_expert_and_summed_by_token"
 RECORDED = "tests/gpu/test_engine.py::test_packed_experts_give_the_rows_of_a_cpu_in_recorded_passes"
 
 EXPERT_FAULTS = (
@@ -26,6 +27,10 @@ EXPERT_FAULTS = (
         "ranked_G >= last", "ranked_G > last", (ROUTER,)),
     Mutant("routers-weights-with-their-correction", "route_kernel",
         "ranked_E == best, scores_E", "ranked_E == best, choice_E", (ROUTER,), is_dangerous=True),
+    Mutant("pairs-of-an-expert-in-one-place", "sort_kernel",
+        "ids_S * num_pairs + pairs_S", "ids_S * num_pairs", (PAIRS,), is_dangerous=True),
+    Mutant("what-products-leave-out-is-added", "sum_kernel",
+        "(columns_H < width) & (expert < num_experts)", "columns_H < width", (PAIRS,)),
     Mutant("any-weights-of-a-router-are-right", "_router_options",
         "rtol=1e-5, atol=0", "rtol=1e-5, atol=1", (ROUTERS,)),
     Mutant("ranks-choose-experts-by-other-code", "FusedLayers.__init__",

@@ -1,18 +1,16 @@
-"""From input rows, and the prompts of a call, to requests; and from completions to rows of the output."""
+"""From input rows to requests, and from their completions to rows of the output."""
 
 from __future__ import annotations
 
-import operator
-import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.formats.batches import Chat
-from specdist.data.formats.messages import TOOLS, MessageError, chat_messages
+from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
@@ -38,12 +36,6 @@ CHAT_COLUMNS = (
     "messages", "conversations", "conversation", "system", TOOLS, "functions", "images", "videos", "audios",
     "chosen", "rejected",
 )  # fmt: skip
-# Text, token ids, or chat messages for the target's chat template.
-Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
-A_PROMPT = (
-    "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
-    "({'role': ..., 'content': ...}), and several are a list of prompts"
-)
 
 
 def prompt_encoder(
@@ -232,38 +224,3 @@ class RowRequests:
             if found["completion_thinking"] is not None:
                 answer["reasoning_content"] = found["completion_thinking"]
         return answer
-
-
-def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list. Raises :class:`UserError` for what is no prompt."""
-    # The items of a table are the names of its columns.
-    is_table = isinstance(prompts, Mapping) or hasattr(prompts, "columns")
-    if is_table or isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise UserError(f"prompts is {reprlib.repr(prompts)}, but {A_PROMPT}")
-    items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-    for place, prompt in enumerate(items):
-        if isinstance(prompt, (Mapping, bytes)) or not hasattr(prompt, "__len__"):
-            raise UserError(f"prompt {place} is {reprlib.repr(prompt)}, but {A_PROMPT}")
-    return items
-
-
-def prompt_ids(prompt: Prompt, encoder: PromptEncoder, models: ModelPlan) -> list[int]:
-    """Raises :class:`RowError` for a prompt that cannot be used, and :class:`UserError` for what is none."""
-    if isinstance(prompt, str):
-        return encoder.prompt_ids(prompt)
-    if not len(prompt):
-        raise RowError("the prompt is empty")
-    if isinstance(prompt[0], dict):
-        try:
-            return encoder.prompt_ids(chat_messages("messages", list(prompt)))
-        except MessageError as error:
-            raise RowError(str(error)) from error
-    try:
-        ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
-    except TypeError as error:
-        raise UserError(f"{A_PROMPT}: {error}") from error
-    if min(ids) < 0 or max(ids) >= models.vocab_size:
-        raise RowError(f"a token id is not in [0, {models.vocab_size})")
-    if len(ids) >= models.max_seq_len:
-        raise RowError(f"{len(ids)} tokens leave no room below max_seq_len {models.max_seq_len}")
-    return ids

@@ -341,23 +341,3 @@ def end_token_warnings(
         f"has {', '.join(map(str, known)) or 'none'}; to end at it, use --stop {shlex.quote(str(text))}, or "
         f"add {token_id} to eos_token_id in generation_config.json"
     ]
-
-
-def call_warnings(
-    target: Checkpoint, prompts: Collection[Any], stops: Collection[str], continues: bool
-) -> list[str]:
-    """What the prompts of a call from Python give reason to say before it. Raises :class:`UserError` for
-    chats without a template."""
-    tokenizer = load_tokenizer(target)
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    lasts = [prompt[-1] for prompt in prompts if not isinstance(prompt, str) and len(prompt)]
-    chats = [last for last in lasts if isinstance(last, dict)]
-    if chats and not tokenizer.chat_template:
-        raise UserError("chat messages need a chat template, and the target's tokenizer has none: give texts")
-    found = added_token_warnings(
-        tokenizer, len(texts), lambda text, most: sum(each.startswith(text) for each in texts[:most])
-    )
-    num_after = sum(last.get("role") == "assistant" for last in chats)
-    if num_after and not continues:
-        found.append(f"{num_after} of {len(prompts)} prompts {AFTER_ASSISTANT}")
-    return found + end_token_warnings(tokenizer, target.stop_token_ids(), stops)

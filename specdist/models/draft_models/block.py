@@ -131,7 +131,7 @@ class BlockDrafter(OwnVocabularyModel):
         return normed
 
     def after(self, own_Nv: Tensor, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor:
-        """float32 [N, V]: logits over the target's vocabulary, of a block's logits [N, v] and states, where
+        """[N, V]: logits over the target's vocabulary, of a block's logits [N, v] and states, where
         these tokens stand before."""
         if self.markov_head is not None:
             own_Nv = own_Nv + self.markov_head(token_ids_N, hidden_NE)

@@ -108,11 +108,11 @@ class LlamaForCausalLMEagle3(OwnVocabularyModel):
         return bool(getattr(self.config, "norm_output", False))
 
     def logits(self, outputs_NE: Tensor) -> Tensor:
-        """float32 [N, V]: over the target's vocabulary, from output states."""
+        """[N, V]: over the target's vocabulary, from output states."""
         return self.whole_logits(self.own_logits(outputs_NE))
 
     def after(self, own_Nv: Tensor, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor:
-        """float32 [N, V]: the same, of :meth:`own_logits`; whatever is drawn."""
+        """[N, V]: the same, of :meth:`own_logits`; whatever is drawn."""
         del hidden_NE, token_ids_N
         return self.whole_logits(own_Nv)
 

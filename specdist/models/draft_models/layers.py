@@ -64,9 +64,9 @@ class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return None
 
     def whole_logits(self, own_Nv: Tensor) -> Tensor:
-        """float32 [N, V]: over the target's vocabulary."""
-        own_Nv = own_Nv.float()
-        whole_NV = own_Nv.new_full((len(own_Nv), self.config.vocab_size), UNKNOWN_LOGIT)
+        """[N, V]: over the target's vocabulary, in the same dtype: float32 takes twice the time to read."""
+        least = max(UNKNOWN_LOGIT, torch.finfo(own_Nv.dtype).min)
+        whole_NV = own_Nv.new_full((len(own_Nv), self.config.vocab_size), least)
         return whole_NV.index_copy_(1, self.known_ids, own_Nv)
 
 

@@ -101,7 +101,7 @@ class DraftBlocks:
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, asked_N: np.ndarray) -> Tensor:
-        """float32 [N, V]: logits after these tokens; with a pass only if they have no blocks yet."""
+        """[N, V]: logits after these tokens; with a pass only if they have no blocks yet."""
         self.num_run = 0
         slots_N, positions_N = batch.slots_T[asked_N], batch.positions_T[asked_N]
         if (self._lines[slots_N] == NO_LINE).any():

@@ -225,7 +225,7 @@ def _load_read(
     join_quantized(model)
     choose_products(model, dtype)
     if device.type == "cuda":
-        use_sorted_experts(model)
+        use_sorted_experts(model, device, dtype)
     return model.eval()
 
 
@@ -284,7 +284,7 @@ def load_sharded(
     choose_products(shard, dtype, group)
     share_sums(shard, group, dtype, device)
     if device.type == "cuda":
-        use_sorted_experts(shard)
+        use_sorted_experts(shard, device, dtype)
         width = shard.config.get_text_config().hidden_size
         choose_sums(shard, dtype=dtype, device=device, group=group, width=width, frozen=sums)
     return shard.eval()

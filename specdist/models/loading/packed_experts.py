@@ -12,6 +12,7 @@ T tokens, E experts, S tokens sorted by expert, each as often as it has experts,
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 from collections import Counter
@@ -33,6 +34,7 @@ from specdist.utils.trial import Trial, check_difference, first_right, tolerance
 
 EXPERTS_NAME = "specdist_sorted"
 KERNEL = "a kernel of all experts"
+MAX_SORTED = 4096  # pairs of a token and its expert: each is compared with all
 
 # The quantised tensors that make each joined parameter, with their places in it.
 Places = Mapping[str, Sequence[tuple[str, Piece]]]
@@ -138,49 +140,91 @@ class PackedExperts(nn.Module):
         return trial
 
 
+def plain_sort(hidden_TH: Tensor, ids_TC: Tensor, num_experts: int) -> tuple[Tensor, ...]:
+    """Pairs of a token and its expert by expert: rows [S, H]; ends of experts, int32 [E]; each pair's place,
+    and the experts, int64 [S] both. Those of other ranks, from E on, are last, as the last one here."""
+    ids_S, order_S = ids_TC.reshape(-1).sort(stable=True)
+    places_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(ids_S), device=ids_S.device))
+    rows_SH = hidden_TH[order_S // ids_TC.shape[1]]
+    return rows_SH, ends_of(ids_S, num_experts), places_S, ids_S.clamp(max=num_experts - 1)
+
+
+def plain_sum(
+    rows_SH: Tensor, places_S: Tensor, ids_TC: Tensor, weights_TC: Tensor, biases_EH: Tensor | None,
+    num_experts: int | None,
+) -> Tensor:  # fmt: skip
+    """[T, H]: of every token its pairs' rows, with biases of their experts, by weight. ``num_experts``: of
+    this rank, where others have more; products leave out the rows of those."""
+    rows_TCH = rows_SH[places_S].view(*ids_TC.shape, -1)
+    if biases_EH is not None:
+        rows_TCH += biases_EH[ids_TC.clamp(max=len(biases_EH) - 1)]
+    weighted_TCH = rows_TCH * weights_TC[..., None]
+    if num_experts is not None:
+        weighted_TCH = weighted_TCH.masked_fill((ids_TC >= num_experts)[..., None], 0)
+    return weighted_TCH.sum(dim=1).to(rows_SH.dtype)
+
+
+@functools.cache
+def sorting_on(device: torch.device, dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., Tensor]]:
+    """What sorts and sums few pairs on a GPU: kernels, if a trial finds them right."""
+
+    def kernels() -> Any:
+        from specdist.kernels.experts import sort_pairs, sum_pairs  # Triton is not everywhere
+
+        return sort_pairs, sum_pairs
+
+    def check(found: Any) -> None:
+        rows_TH = torch.arange(1.0, 37.0).sin().view(9, 4).to(device, dtype)
+        ids_TC = (torch.arange(18).view(9, 2) * 5 % 8).to(device)
+        own, expected = (sort(rows_TH, ids_TC, 7) for sort in (found[0], plain_sort))
+        if not all(map(torch.equal, own, expected)):
+            raise ValueError("they are in another order")
+        numbers = expected[0], expected[2], ids_TC, rows_TH[:, :2], rows_TH[:7], 7
+        difference = float((found[1](*numbers) - plain_sum(*numbers)).abs().max())
+        check_difference("their sums differ", difference, tolerance_of("formula", dtype))
+
+    trial = first_right({"Triton kernels": kernels}, check)
+    trial.report(logger, f"pairs of tokens and experts on {device}", "plain operations, which are slower")
+    return trial.found or (plain_sort, plain_sum)
+
+
 def sorted_experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """The forward for transformers' ``ExpertsInterface``: [T, H], with each token's experts [T, k] and their
     weights. Of plain experts the numbers are those of its grouped products, by fewer kernels."""
-    num_tokens, num_chosen = top_k_index.shape
-    ids_S, order_S = top_k_index.reshape(-1).sort()
-    ends_E = ends_of(ids_S, self.num_experts)
-    # Numbers past the last one are of experts on other ranks.
-    own_S = ids_S.clamp(max=self.num_experts - 1) if self._is_expert_parallel else ids_S
+    is_few, dtype = hidden_states.is_cuda and top_k_index.numel() <= MAX_SORTED, hidden_states.dtype
+    sort, sum_up = sorting_on(hidden_states.device, dtype) if is_few else (plain_sort, plain_sum)
+    inputs, ends_E, places_S, own_S = sort(hidden_states, top_k_index, self.num_experts)
 
     def product(leaf: str, inputs: Tensor) -> Tensor:
         weights = getattr(self, leaf)
-        output: Tensor
         if isinstance(weights, PackedExperts):
-            output = weights.product(inputs, ends_E)
-        else:
-            output = _grouped_linear(inputs, weights, ends_E, is_transposed=self.is_transposed)
-        if self.has_bias:
-            output += getattr(self, f"{leaf}_bias")[own_S]
+            return weights.product(inputs, ends_E)
+        output: Tensor = _grouped_linear(inputs, weights, ends_E, is_transposed=self.is_transposed)
         return output
 
-    outputs = product(up_name(self), hidden_states[order_S // num_chosen])
+    outputs, biases_EH = product(up_name(self), inputs), None
+    if self.has_bias:
+        outputs += getattr(self, f"{up_name(self)}_bias")[own_S]
+        biases_EH = self.down_proj_bias
     outputs = self._apply_gate(outputs) if self.has_gate else self.act_fn(outputs)
     outputs = product("down_proj", outputs)
     if self.has_post_expert_norm:
-        outputs = self.post_expert_norm(outputs)
-    in_order = torch.empty_like(outputs)
-    in_order[order_S] = outputs
-    weighted = in_order.view(num_tokens, num_chosen, -1) * top_k_weights[..., None]
-    if self._is_expert_parallel:
-        # Grouped products leave out the tokens of experts on other ranks.
-        weighted = weighted.masked_fill((top_k_index >= self.num_experts)[..., None], 0)
-    return weighted.sum(dim=1).to(hidden_states.dtype)
+        outputs = self.post_expert_norm(outputs if biases_EH is None else outputs + biases_EH[own_S])
+        biases_EH = None
+    of_rank = self.num_experts if self._is_expert_parallel else None
+    return sum_up(outputs, places_S, top_k_index, top_k_weights, biases_EH, of_rank).to(dtype)
 
 
 ExpertsInterface.register(EXPERTS_NAME, sorted_experts_forward)
 
 
-def use_sorted_experts(model: nn.Module) -> None:
+def use_sorted_experts(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Let experts in plain numbers run by :func:`sorted_experts_forward`, too, where transformers' grouped
     products would run them."""
     for _, module in experts_of(model):
+        sorting_on(device, dtype)
         if module.config._experts_implementation == "grouped_mm":  # type: ignore[union-attr]
             _sort(module)
 
