@@ -67,12 +67,12 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=85, package_lines=55_980, import_lines=47_560, synchronous_files=17, synchronous_lines=3_815,
-    default_files=46, default_lines=10_625, test_lines=53_754, words=17_668, words_by_hand=15_200,
-    rooms=12, arrows=60,
+    options=91, package_lines=57_110, import_lines=48_710, synchronous_files=17, synchronous_lines=3_817,
+    default_files=46, default_lines=10_625, test_lines=54_750, words=18_070, words_by_hand=15_500,
+    rooms=12, arrows=62,
 )  # fmt: skip
 GOAL = Sizes(
-    options=85, package_lines=54_000, import_lines=41_000, synchronous_files=16, synchronous_lines=3_200,
+    options=91, package_lines=54_000, import_lines=41_000, synchronous_files=16, synchronous_lines=3_200,
     default_files=44, default_lines=8_800, test_lines=52_000, words=22_000, words_by_hand=15_000,
     rooms=12, arrows=65,
 )  # fmt: skip
