@@ -69,7 +69,7 @@ def test_nothing_is_created_for_a_url(url: str, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UserError, match=rf"--target {url} is a URL"):
         parse_generate_config(["--config", str(file), "--output", "out", "--prompts", "p.jsonl"])
     taken = parse_generate_config(["--prompts", url, "--output", url, "--target", "model"])
-    assert (taken.prompts, taken.output) == (url, url)
+    assert (taken.prompts, taken.output) == ([url], url)
     assert sorted(tmp_path.iterdir()) == [file]
 
 

@@ -76,7 +76,7 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PATH_OPTIONS = frozenset(
     ["against", "chat_template", "config", "data", "draft", "draft_adapter",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
-     "output_config", "outputs", "prompts", "run", "cache_dir",
+     "output_config", "outputs", "prompts", "rollout", "run", "cache_dir",
      "target", "target_adapter"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter"})

@@ -54,6 +54,8 @@ class RolloutOptions:
 
     @property
     def rollout_fingerprint(self) -> dict[str, Any]:
-        """What decides rows, without the function's own code; nothing without one."""
-        names = ("rollout", "max_attempts", "max_turns")
-        return {} if self.rollout is None else {name: getattr(self, name) for name in names}
+        """What decides rows, without the function's own code, wherever its file is; nothing without one."""
+        if self.rollout is None:
+            return {}
+        limits = {name: getattr(self, name) for name in ("max_attempts", "max_turns")}
+        return {"rollout": self.rollout.rpartition("/")[2], **limits}
