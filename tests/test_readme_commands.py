@@ -67,6 +67,7 @@ def workspace(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "judge.jinja").write_text(blocks("jinja")[0])
     (path / "verdict.json").write_text(next(block for block in blocks("json") if '"score"' in block))
     (path / "check.py").write_text(next(block for block in blocks("py") if "import rollout" in block))
+    (path / "jobs" / "rollouts").symlink_to(REPOSITORY / "jobs" / "rollouts")
     # Those that lm-evaluation-harness would leave beside its prompts.
     (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
     (path / "TARGET").symlink_to(pair.target)

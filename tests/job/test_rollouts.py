@@ -16,6 +16,7 @@ from tests.job.killing import fork_and_kill
 from tests.job.launching import part_logs, read_output, refused, run_here, shard_bytes, shard_stats
 from tests.job.pair import write_arrow
 from tests.job.ranks import fork_ranks
+from tests.ranks import REPOSITORY
 
 NUM_ROWS, NUM_KILLS = 12, 2
 NEXT = "and where do they begin"
@@ -126,6 +127,25 @@ def test_turns_by_a_function_are_those_of_a_column(run: dict[str, Any], code: Pa
         assert [message["content"] for message in messages[1::2]] == row["turn_completions"]
         assert json.loads(row["rollout_columns"]) == {"last": row["completion"]}
         assert row["rollout_score"] == 4 and row["rollout_attempts"] == 1
+
+
+def test_a_tool_is_called_until_no_call_is_left(run: dict[str, Any], tmp_path: Path) -> None:
+    """By the shipped calculator, of calls that a constraint makes likely; its values are checked here. The
+    constraint holds in every turn."""
+    calculator = REPOSITORY / "jobs/rollouts/calculator.py"
+    run |= {"rollout": f"{calculator}:check", "regex": r"<<[1-9]\*[1-9]>>|done", "max_turns": 4}
+    assert run_here(**run, output=tmp_path / "run").code == 0
+    num_calls = 0
+    for row in read_output(tmp_path / "run").to_pylist():
+        messages = json.loads(row["rollout_messages"])
+        contents = [message["content"] for message in messages]
+        for call, answer in zip(contents[1:-1:2], contents[2::2], strict=True):
+            one, other = int(call[2]), int(call[4])
+            assert answer == f"{one}*{other} = {one * other}"
+            num_calls += 1
+        assert (contents[-1] == "done") == (row["error"] is None)
+        assert row["completion"] == ("" if row["error"] else "done")
+    assert num_calls > NUM_ROWS // 2
 
 
 def test_every_way_to_fail_is_an_error_of_its_row(run: dict[str, Any], code: Path, tmp_path: Path) -> None:
