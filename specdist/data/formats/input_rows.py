@@ -17,8 +17,8 @@ from specdist.data.formats.columns import conformed
 from specdist.data.formats.json_columns import empty_table, values_of
 
 # Decoded row groups that are kept, one for each choice of columns: a shard's, the prompt, its tools, its
-# constraint, its options and what a rollout is told, of rows that are read in order.
-MAX_GROUPS = 6
+# constraint and its options, of rows that are read in order.
+MAX_GROUPS = 5
 ROWS_PER_READ = 2**16
 
 

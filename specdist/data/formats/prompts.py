@@ -162,7 +162,7 @@ class Prompts:
         """A row's values in these columns, or in all. Raises as :meth:`prompt` does."""
         self._check_files(row, row + 1)
         try:
-            return self.rows.row(row, sorted(self.schema.names if columns is None else columns))
+            return self.rows.row(row, self.schema.names if columns is None else sorted(columns))
         except JsonError as error:
             raise RowError(f"a column of the row is not valid JSON: {error}") from error
 

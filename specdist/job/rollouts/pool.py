@@ -32,14 +32,16 @@ ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "LOCAL_RANK": "-1"}
 class RolloutPool:
     """Up to ``num_workers`` processes, started as calls come, each with a thread that waits for it. One that
     takes longer than ``timeout_s`` for a call is replaced. ``num_waiting`` calls were submitted and not yet
-    returned by :meth:`poll`."""
+    returned by :meth:`poll`. A process gets its next call once what was returned before is used, so that at
+    most one call of each is repeated after a crash."""
 
     def __init__(self, function: str, *, num_workers: int, timeout_s: float) -> None:
-        self._function, self._timeout_s = function, timeout_s
+        self._function, self._num_workers, self._timeout_s = function, num_workers, timeout_s
         self._threads, self._of_thread = ThreadPoolExecutor(num_workers, "rollout"), threading.local()
         self._answers: SimpleQueue[tuple[Hashable, Answer, float]] = SimpleQueue()
         self._workers: set[_Worker] = set()
         self.num_waiting, self._is_closed = 0, False
+        self._num_returned, self._used = 0, threading.Semaphore(0)
 
     def submit(self, key: Hashable, row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Never waits."""
@@ -51,19 +53,23 @@ class RolloutPool:
             self._answers.put((key, Answer(kind="error", reason=reason), 0.0))
 
     def poll(self, wait_s: float = 0.0) -> list[tuple[Hashable, Answer, float]]:
-        """Key, answer and the function's seconds of each call that is answered. Waits at most so long for the
-        first, and not if there is none to come."""
+        """Key, answer and the function's seconds of each call that is answered; those that the last poll gave
+        are used by then. Waits at most so long for the first, and not if there is none to come."""
+        for _ in range(self._num_returned):
+            self._used.release()
         found: list[tuple[Hashable, Answer, float]] = []
         with contextlib.suppress(Empty):
             while len(found) < self.num_waiting:
                 found.append(self._answers.get(timeout=0.0 if found else wait_s))
         self.num_waiting -= len(found)
+        self._num_returned = len(found)
         return found
 
     def close(self) -> None:
         """End all processes, also those that the function has started."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._used.release(self._num_workers)
         for worker in list(self._workers):
             worker.kill()
         self._threads.shutdown()
@@ -86,6 +92,7 @@ class RolloutPool:
             worker = None
         self._of_thread.worker = worker
         self._answers.put((key, answer, seconds))
+        self._used.acquire()
 
 
 class _Worker:
