@@ -139,6 +139,8 @@ def test_a_crash_of_the_sandbox_is_no_outcome(tmp_path, monkeypatch) -> None:
 
 def test_limits_too_small_for_any_program_are_refused(monkeypatch) -> None:
     check_sandbox()
-    monkeypatch.setattr(sandbox, "run_program", lambda program: run_program(program, Limits(memory_bytes=2**20)))
+    monkeypatch.setattr(
+        sandbox, "run_program", lambda program: run_program(program, Limits(memory_bytes=2**20))
+    )
     with pytest.raises(UserError, match="a program of a few imports did not finish within"):
         check_sandbox()
