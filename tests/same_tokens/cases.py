@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BASE = (
-    "--prompts {models}/prompts.arrow --device cpu --limit 12 --rows_per_shard 4 --max_new_tokens 24 "
-    "--cache_memory 64MiB"
-)
+BASE = "--device cpu --limit 12 --rows_per_shard 4 --max_new_tokens 24 --cache_memory 64MiB"
+PROMPTS = "--prompts {models}/prompts.arrow"
 DRAFTS = "--target {models}/target --draft {models}/draft"
 EAGLE = "--target {models}/eagle_target --draft {models}/eagle"
 COPIES = "--target {models}/copying/target --draft ngram --prompts {models}/copying/prompts.arrow --limit 4"
@@ -35,7 +33,7 @@ class Case:
 
     Attributes:
         name: a word.
-        options: its command line, but for ``BASE`` and the output.
+        options: its command line, but for ``BASE``, usual prompts and the output.
         num_ranks: 1 is one process without ``torch.distributed``.
         is_timed: measured times choose what is drafted: tokens are compared, but not what rows count.
     """
@@ -46,7 +44,8 @@ class Case:
     is_timed: bool = False
 
     def arguments(self, models: str) -> list[str]:
-        return f"{BASE} {self.options}".format(models=models).split()
+        prompts = "" if "--prompts" in self.options else PROMPTS
+        return f"{BASE} {prompts} {self.options}".format(models=models).split()
 
 
 CASES = (
