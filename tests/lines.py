@@ -67,7 +67,7 @@ class Sizes:
 
 
 REACHED = Sizes(
-    options=91, package_lines=57_115, import_lines=48_710, synchronous_files=17, synchronous_lines=3_817,
+    options=91, package_lines=57_115, import_lines=48_715, synchronous_files=17, synchronous_lines=3_817,
     default_files=46, default_lines=10_625, test_lines=54_770, words=18_130, words_by_hand=15_550,
     rooms=12, arrows=62,
 )  # fmt: skip

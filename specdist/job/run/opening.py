@@ -62,8 +62,9 @@ def _batch_options(config: GenerateConfig, prompts: Prompts) -> dict[str, Any]:
         return {}
     if config.rollout is not None:
         raise UserError(
-            f"--rollout {config.rollout} cannot judge --prompts {shown(config.prompts)}: requests of OpenAI's "
-            "batch format get one answer each; leave it out, or give the messages in --messages_column"
+            f"--rollout {config.rollout} cannot judge --prompts {shown(config.prompts)}: requests of "
+            "OpenAI's batch format get one answer each; leave it out, or give the messages in "
+            "--messages_column"
         )
     found: dict[str, Any] = {"prompt_column": BODY}
     if batch.options:
