@@ -32,7 +32,7 @@ def test_rounded_keys_and_values_are_read(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_tokens_that_a_draft_lacks_have_no_probability_in_half_precision() -> None:
-    """-1e30 is no number of float16, and an entropy none of infinite logits."""
+    """float16 has no -1e30, and infinite logits have no entropy."""
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=9), known_ids=torch.tensor([2, 5, 7]))
     own_Nv = torch.tensor([[1.0, 2.0, -3.0]]).half()
     whole_NV = OwnVocabularyModel.whole_logits(model, own_Nv)  # type: ignore[arg-type]

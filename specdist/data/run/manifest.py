@@ -103,7 +103,7 @@ class Manifest:
 
     @staticmethod
     def read(path: Path) -> Manifest:
-        """Raises :class:`UserError` if there is no such file, or it is no manifest, or of a newer format."""
+        """Raises :class:`UserError` if there is none, or it is not a manifest or of a newer format."""
         try:
             values = parse_object(path.read_bytes())
             version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]

@@ -29,7 +29,7 @@ A_PROMPT = (
 
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list. Raises :class:`UserError` for what is no prompt."""
+    """One prompt or several as a list. Raises :class:`UserError` for what is not a prompt."""
     # The items of a table are the names of its columns.
     is_table = isinstance(prompts, Mapping) or hasattr(prompts, "columns")
     if is_table or isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
